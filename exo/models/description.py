@@ -1,0 +1,153 @@
+"""What a planner must know of a checkpoint to place it, read from its files' headers alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from exo.errors import ModelUnsupported
+
+KV_RESERVE_TOKENS = 4096
+"""Tokens of KV cache counted with every layer when a model is placed."""
+
+_LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """`layer_bytes[i]` is layer i with its KV reserve, `first_bytes` what only the first shard
+    holds, `last_bytes` what only the last one does. `cuts` lists the layer indices where the model
+    may be cut, None meaning all, and `uncuttable` says why not everywhere.
+    `checkpoint` is a digest of the configuration and of the tensors' names, shapes and sizes."""
+
+    model_id: str
+    model_type: str
+    checkpoint: str
+    layer_bytes: tuple[int, ...]
+    first_bytes: int
+    last_bytes: int
+    context_length: int
+    cuts: frozenset[int] | None = None
+    uncuttable: str = ""
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layer_bytes)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model's config.json.
+
+    Raises:
+        ModelUnsupported: there is none, or it is not a JSON object with a model_type.
+    """
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{path} has no readable config.json: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelUnsupported(f"{path / 'config.json'} names no model_type")
+    return config
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of a configuration (multimodal ones nest it)."""
+    for key in ("text_config", "llm_config", "language_config"):
+        if isinstance(config.get(key), dict):
+            return config | config[key]
+    return config
+
+
+def first_of(config: dict[str, Any], *names: str) -> Any:
+    """The first of `names` that the configuration gives a value, else None."""
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescription:
+    """Describe the checkpoint in `path` by its config.json and its safetensors headers.
+
+    Raises:
+        ModelUnsupported: no safetensors, or a header that cannot be read.
+    """
+    config = read_config(path)
+    text = text_config(config)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    layers = [0] * n_layers
+    first = last = 0
+    tied = bool(text.get("tie_word_embeddings"))
+    for name, size in _tensors(path):
+        digest.update(f"{name}:{size}".encode())
+        place = _LAYER_NAME.search(name)
+        if re.search(r"vision|visual|audio", name):
+            continue
+        if place:
+            if int(place[1]) < n_layers:
+                layers[int(place[1])] += size
+        elif re.search(r"embed|wte|wpe|embd", name):
+            first += size
+            last += size if tied else 0
+        else:
+            last += size
+    kv = _kv_bytes_per_token(text) * KV_RESERVE_TOKENS
+    return ModelDescription(
+        model_id=model_id,
+        model_type=str(config["model_type"]),
+        checkpoint=digest.hexdigest()[:16],
+        layer_bytes=tuple(size + kv for size in layers),
+        first_bytes=first,
+        last_bytes=last,
+        context_length=context_length(config),
+    )
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Tokens of context the checkpoint says it was trained for; 4096 where it does not say."""
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+    found = first_of(text_config(config), *names)
+    return int(found) if isinstance(found, (int, float)) and found > 0 else 4096
+
+
+def _kv_bytes_per_token(text: dict[str, Any]) -> int:
+    """Bytes of float16 keys and values one layer keeps for one token; an upper bound."""
+    heads = first_of(text, "num_attention_heads", "n_head", "n_heads") or 1
+    hidden = first_of(text, "hidden_size", "n_embd", "d_model", "dim") or 0
+    kv_heads = first_of(text, "num_key_value_heads", "multi_query_group_num") or heads
+    head_dim = text.get("head_dim") or (hidden // heads if isinstance(heads, int) else 0)
+    if not (isinstance(kv_heads, int) and isinstance(head_dim, int)):
+        return 2 * 2 * int(hidden)
+    return 2 * 2 * kv_heads * head_dim
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, bytes) of every tensor, by file name and then as the header lists them."""
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        raise ModelUnsupported(f"{path} has no model*.safetensors (pickled weights are not read)")
+    for file in files:
+        for name, entry in _header(file).items():
+            if name != "__metadata__":
+                width = _BYTES.get(entry["dtype"], 1)
+                yield name, prod(entry["shape"]) * width
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """A safetensors file's header: 8 bytes little-endian length, then JSON.
+
+    Format: https://huggingface.co/docs/safetensors/index#format
+    """
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > min(100_000_000, file.stat().st_size):
+                raise ValueError(f"header length {length}")
+            header = json.loads(stream.read(length))
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{file} is not a safetensors file: {error}") from error
+    return dict(header)

@@ -1,0 +1,1 @@
+"""Between nodes: discovery, the gRPC peer and server, tensors on the wire."""

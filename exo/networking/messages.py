@@ -1,0 +1,365 @@
+"""exo's values as protobuf messages and back. Decoding checks; it never decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from exo.download.progress import Progress
+from exo.errors import ExoError, InvalidFrame, PlanMismatch, error_from_code
+from exo.inference.engine import ForwardBatch, Slice
+from exo.inference.sampling import SampledToken, SamplingParams
+from exo.models.description import ModelDescription
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.tensor_codec import decode_tensor, encode_tensor
+from exo.shard import RingMember, RingPlan, Shard
+from exo.topology.capabilities import DeviceCapabilities
+
+PROTOCOL = 1
+"""Raised whenever nodes of two versions could misunderstand each other."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on its way around the ring. `hidden_states`: [tokens, hidden], None at the head."""
+
+    number: int
+    batch: ForwardBatch
+    hidden_states: npt.NDArray | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the tail sampled in a step, in the order of its sampling slices."""
+
+    number: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """These sequences have ended: free their KV cache, tell the next member."""
+
+    sequence_ids: tuple[str, ...]
+
+
+Frame = Step | StepResult | Release
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """A step that raised on a member. `ring_broken`: no later step of the plan can succeed."""
+
+    plan_hash: str
+    step: int
+    node_id: str
+    error: ExoError
+    ring_broken: bool = False
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One sequence to generate: prompt, how to sample, when to end."""
+
+    sequence_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    eos_token_ids: frozenset[int] = field(default=frozenset())
+
+
+@dataclass(frozen=True)
+class GenerationEvent:
+    """A token, or the end: `finish_reason` is "stop" or "length" on the last event."""
+
+    token: SampledToken | None = None
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A node's answer to a planner: the model, and the bytes a shard of it may take there."""
+
+    description: ModelDescription
+    memory_bytes: int
+
+
+def capabilities_to_pb(found: DeviceCapabilities) -> pb.Capabilities:
+    return pb.Capabilities(**found.to_json())
+
+
+def capabilities_from_pb(message: pb.Capabilities) -> DeviceCapabilities:
+    return DeviceCapabilities(
+        model=message.model,
+        chip=message.chip,
+        accelerator=message.accelerator,
+        memory_total_bytes=message.memory_total_bytes,
+        memory_available_bytes=message.memory_available_bytes,
+        cores=message.cores,
+    )
+
+
+def plan_to_pb(plan: RingPlan) -> pb.Plan:
+    return pb.Plan(
+        model_id=plan.model_id,
+        epoch=plan.epoch,
+        planner_id=plan.planner_id,
+        checkpoint=plan.checkpoint,
+        members=[
+            pb.Plan.Member(
+                node_id=member.node_id,
+                shard=pb.Shard(
+                    model_id=member.shard.model_id,
+                    start_layer=member.shard.start_layer,
+                    end_layer=member.shard.end_layer,
+                    n_layers=member.shard.n_layers,
+                ),
+            )
+            for member in plan.members
+        ],
+        left_out=[pb.Plan.LeftOut(node_id=n, reason=why) for n, why in plan.left_out],
+        hash=plan.hash,
+    )
+
+
+def plan_from_pb(message: pb.Plan) -> RingPlan:
+    """Raises PlanMismatch where the plan contradicts itself or its own hash."""
+    plan = RingPlan(
+        model_id=message.model_id,
+        epoch=message.epoch,
+        planner_id=message.planner_id,
+        checkpoint=message.checkpoint,
+        members=tuple(
+            RingMember(
+                m.node_id,
+                Shard(
+                    m.shard.model_id, m.shard.start_layer, m.shard.end_layer, m.shard.n_layers
+                ),
+            )
+            for m in message.members
+        ),
+        left_out=tuple((left.node_id, left.reason) for left in message.left_out),
+    )
+    if message.hash != plan.hash:
+        raise PlanMismatch(
+            f"a plan of {plan.model_id} says its hash is {message.hash!r}, "
+            f"its content gives {plan.hash}"
+        )
+    return plan
+
+
+def progress_to_pb(progress: Progress) -> pb.Progress:
+    return pb.Progress(
+        node_id=progress.node_id,
+        phase=progress.phase,
+        detail=progress.detail,
+        done=progress.done,
+        total=progress.total,
+    )
+
+
+def progress_from_pb(message: pb.Progress) -> Progress:
+    return Progress(
+        message.phase, message.detail, message.done, message.total, message.node_id
+    )
+
+
+def description_to_pb(found: ModelDescription) -> pb.ModelDescription:
+    return pb.ModelDescription(
+        model_type=found.model_type,
+        checkpoint=found.checkpoint,
+        layer_bytes=found.layer_bytes,
+        first_bytes=found.first_bytes,
+        last_bytes=found.last_bytes,
+        cuts=sorted(found.cuts or ()),
+        uncuttable=found.uncuttable,
+        context_length=found.context_length,
+    )
+
+
+def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDescription:
+    return ModelDescription(
+        model_id=model_id,
+        model_type=message.model_type,
+        checkpoint=message.checkpoint,
+        layer_bytes=tuple(message.layer_bytes),
+        first_bytes=message.first_bytes,
+        last_bytes=message.last_bytes,
+        context_length=message.context_length,
+        cuts=frozenset(message.cuts) if message.uncuttable else None,
+        uncuttable=message.uncuttable,
+    )
+
+
+def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=params.seed,
+        logprobs=params.logprobs,
+        top_logprobs=params.top_logprobs,
+    )
+
+
+def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=dict(message.logit_bias),
+        seed=message.seed,
+        logprobs=message.logprobs,
+        top_logprobs=message.top_logprobs,
+    )
+
+
+def token_to_pb(token: SampledToken) -> pb.Token:
+    return pb.Token(
+        sequence_id=token.sequence_id,
+        token_id=token.token_id,
+        logprob=token.logprob,
+        top=[pb.TokenLogprob(token_id=i, logprob=p) for i, p in token.top],
+    )
+
+
+def token_from_pb(message: pb.Token) -> SampledToken:
+    return SampledToken(
+        message.token_id,
+        message.logprob,
+        tuple((top.token_id, top.logprob) for top in message.top),
+        message.sequence_id,
+    )
+
+
+def frame_to_pb(plan_hash: str, frame: Frame) -> pb.RingFrame:
+    """Raises InvalidFrame if the hidden states' dtype does not travel."""
+    if isinstance(frame, StepResult):
+        result = pb.StepResult(number=frame.number, tokens=map(token_to_pb, frame.tokens))
+        return pb.RingFrame(plan_hash=plan_hash, result=result)
+    if isinstance(frame, Release):
+        release = pb.Release(sequence_ids=frame.sequence_ids)
+        return pb.RingFrame(plan_hash=plan_hash, release=release)
+    step = pb.Step(
+        number=frame.number,
+        slices=[
+            pb.Slice(
+                sequence_id=part.sequence_id,
+                start=part.start,
+                length=part.length,
+                sampling=sampling_to_pb(part.sampling) if part.sampling else None,
+                prompt_length=part.prompt_length,
+            )
+            for part in frame.batch.slices
+        ],
+        token_ids=frame.batch.token_ids.tolist(),
+        hidden_states=encode_tensor(frame.hidden_states)
+        if frame.hidden_states is not None
+        else None,
+    )
+    return pb.RingFrame(plan_hash=plan_hash, step=step)
+
+
+def frame_from_pb(message: pb.RingFrame) -> Frame:
+    """Raises InvalidFrame where the frame contradicts itself."""
+    kind = message.WhichOneof("frame")
+    if kind == "result":
+        return StepResult(message.result.number, tuple(map(token_from_pb, message.result.tokens)))
+    if kind == "release":
+        return Release(tuple(message.release.sequence_ids))
+    if kind != "step":
+        raise InvalidFrame("a ring frame is neither a step nor a result nor a release")
+    step = message.step
+    batch = ForwardBatch(
+        tuple(
+            Slice(
+                part.sequence_id,
+                part.start,
+                part.length,
+                sampling_from_pb(part.sampling) if part.HasField("sampling") else None,
+                part.prompt_length,
+            )
+            for part in step.slices
+        ),
+        _token_ids(step),
+    )
+    hidden_states = None
+    if step.HasField("hidden_states"):
+        hidden_states = decode_tensor(step.hidden_states)
+        if hidden_states.ndim != 2 or len(hidden_states) != len(batch.token_ids):
+            raise InvalidFrame(
+                f"hidden states are {list(hidden_states.shape)} for {len(batch.token_ids)} "
+                "tokens; expected [tokens, hidden]"
+            )
+    return Step(step.number, batch, hidden_states)
+
+
+def _token_ids(step: pb.Step) -> npt.NDArray[np.int32]:
+    if any(token >= 2**31 for token in step.token_ids):
+        raise InvalidFrame("a token id does not fit 31 bits")
+    return np.array(step.token_ids, dtype=np.int32)
+
+
+def failure_to_pb(failure: StepFailure) -> pb.StepFailure:
+    return pb.StepFailure(
+        plan_hash=failure.plan_hash,
+        step=failure.step,
+        node_id=failure.node_id,
+        error=pb.Error(
+            code=failure.error.code, message=failure.error.message, param=failure.error.param or ""
+        ),
+        ring_broken=failure.ring_broken,
+    )
+
+
+def failure_from_pb(message: pb.StepFailure) -> StepFailure:
+    error = error_from_code(
+        message.error.code, message.error.message, message.error.param or None
+    )
+    return StepFailure(
+        message.plan_hash, message.step, message.node_id, error, message.ring_broken
+    )
+
+
+def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        plan_hash=plan_hash,
+        sequence_id=request.sequence_id,
+        prompt=request.prompt,
+        sampling=sampling_to_pb(request.sampling),
+        max_tokens=request.max_tokens,
+        eos_token_ids=sorted(request.eos_token_ids),
+    )
+
+
+def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
+    return GenerationRequest(
+        message.sequence_id,
+        tuple(message.prompt),
+        sampling_from_pb(message.sampling),
+        message.max_tokens,
+        frozenset(message.eos_token_ids),
+    )
+
+
+def event_to_pb(event: GenerationEvent) -> pb.GenerateEvent:
+    return pb.GenerateEvent(
+        token=token_to_pb(event.token) if event.token else None,
+        finish_reason=event.finish_reason,
+    )
+
+
+def event_from_pb(message: pb.GenerateEvent) -> GenerationEvent:
+    token = token_from_pb(message.token) if message.HasField("token") else None
+    return GenerationEvent(token, message.finish_reason)

@@ -1,0 +1,265 @@
+"""A peer as this node calls it: one gRPC channel, every call with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from exo.download.progress import OnProgress
+from exo.errors import ExoError, InvalidFrame, PeerUnavailable
+from exo.networking import messages
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
+from exo.networking.messages import (
+    Frame,
+    GenerationEvent,
+    GenerationRequest,
+    Prepared,
+    StepFailure,
+)
+from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, until_silent
+from exo.shard import RingPlan
+from exo.topology.capabilities import DeviceCapabilities
+
+_OWN_LAG_S = 0.5
+
+WARM_UP_TIMEOUT_S = 120.0
+"""A first token may have to compile kernels and page in weights."""
+
+
+@dataclass(frozen=True)
+class PeerIdentity:
+    """What a hello learned."""
+
+    node_id: str
+    instance_id: str
+    api_url: str
+    capabilities: DeviceCapabilities
+    plans: tuple[RingPlan, ...]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One heartbeat. `sees_you`: the sender has a working connection to the receiver too."""
+
+    memory_available_bytes: int
+    max_epoch: int
+    sees_you: bool
+
+
+class PeerHandle:
+    """`close` ends every call in flight with PeerUnavailable: nobody waits for a dead peer."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.node_id = ""
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._stub = NodeServiceStub(self._channel)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.node_id or 'peer'} at {self.address}"
+
+    async def close(self) -> None:
+        await self._channel.close(grace=None)
+
+    async def hello(self, request: pb.HelloRequest) -> PeerIdentity:
+        """Learn who is there.
+
+        Raises:
+            PeerUnavailable: nobody, or something that is not exo.
+            InvalidRequest: the peer refuses this node (another cluster, protocol, same id).
+        """
+        with errors_of(self._name):
+            reply = await self._stub.Hello(request, timeout=CALL_TIMEOUT_S)
+        if reply.protocol != messages.PROTOCOL:
+            raise InvalidFrame(
+                f"{self._name} speaks protocol {reply.protocol}, this node {messages.PROTOCOL}: "
+                "run the same version of exo on all nodes"
+            )
+        self.node_id = reply.node_id
+        return PeerIdentity(
+            reply.node_id,
+            reply.instance_id,
+            reply.api_url,
+            messages.capabilities_from_pb(reply.capabilities),
+            tuple(map(messages.plan_from_pb, reply.plans)),
+        )
+
+    async def heartbeats(
+        self, own_id: str, own_beat: Callable[[], Beat], interval_s: float, timeout_s: float
+    ) -> AsyncIterator[tuple[Beat, float]]:
+        """Send a beat every interval; yield each answer with its round trip in seconds.
+
+        Raises:
+            PeerUnavailable: an answer took longer than `timeout_s`, or the stream was cut.
+        """
+        with errors_of(self._name):
+            call = self._stub.Heartbeats(metadata=(("exo-node-id", own_id),))
+            try:
+                loop = asyncio.get_running_loop()
+                counter = 0
+                while True:
+                    counter += 1
+                    sent = loop.time()
+                    exchange = asyncio.ensure_future(_exchange(call, counter, own_beat()))
+                    while not (await asyncio.wait([exchange], timeout=timeout_s))[0]:
+                        if loop.time() - sent < timeout_s + _OWN_LAG_S:
+                            exchange.cancel()
+                            raise PeerUnavailable(
+                                f"node {self._name} missed its heartbeat for {timeout_s:.1f} s"
+                            )
+                        # This process itself did not get to run: that is not the peer's fault.
+                        sent = loop.time()
+                    answer = exchange.result()
+                    if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
+                        raise PeerUnavailable(f"node {self._name} ended the heartbeats")
+                    yield beat_from_pb(answer), loop.time() - sent
+                    await asyncio.sleep(interval_s - min(interval_s, loop.time() - sent))
+            finally:
+                call.cancel()
+
+    async def goodbye(self, node_id: str, instance_id: str) -> None:
+        request = pb.GoodbyeRequest(node_id=node_id, instance_id=instance_id)
+        with errors_of(self._name):
+            await self._stub.Goodbye(request, timeout=0.5)
+
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress
+    ) -> RingPlan:
+        """Ask the planner for a ready plan of the model, not `dead_hash`; it is made if there is
+        none."""
+        request = pb.EnsurePlanRequest(model_id=model_id, dead_hash=dead_hash)
+        with errors_of(self._name):
+            call = self._stub.EnsurePlan(request)
+            async with contextlib.aclosing(until_silent(self._name, call)) as events:
+                async for event in events:
+                    if event.HasField("plan"):
+                        return messages.plan_from_pb(event.plan)
+                    on_progress(messages.progress_from_pb(event.progress))
+        raise PeerUnavailable(f"planner {self._name} ended the call without a plan")
+
+    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
+        """Make the model's files present on the peer."""
+        with errors_of(self._name):
+            call = self._stub.Prepare(pb.PrepareRequest(model_id=model_id))
+            async with contextlib.aclosing(until_silent(self._name, call)) as events:
+                async for event in events:
+                    if event.HasField("description"):
+                        found = messages.description_from_pb(model_id, event.description)
+                        return Prepared(found, event.memory_bytes)
+                    on_progress(messages.progress_from_pb(event.progress))
+        raise PeerUnavailable(f"{self._name} ended the call without describing {model_id}")
+
+    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
+        """Have the peer load its shard of the plan and open its link to the next member."""
+        with errors_of(self._name):
+            call = self._stub.LoadShard(pb.LoadShardRequest(plan=messages.plan_to_pb(plan)))
+            async with contextlib.aclosing(until_silent(self._name, call)) as events:
+                async for event in events:
+                    if event.HasField("loaded_hash"):
+                        return
+                    on_progress(messages.progress_from_pb(event.progress))
+        raise PeerUnavailable(f"{self._name} ended the call before its shard was loaded")
+
+    async def warm_up(self, plan: RingPlan) -> None:
+        """Ask the head for one token out of the whole ring."""
+        with errors_of(self._name):
+            await self._stub.WarmUp(
+                pb.PlanRequest(plan=messages.plan_to_pb(plan)), timeout=WARM_UP_TIMEOUT_S
+            )
+
+    async def publish(self, plan: RingPlan) -> None:
+        with errors_of(self._name):
+            await self._stub.PublishPlan(
+                pb.PlanRequest(plan=messages.plan_to_pb(plan)), timeout=CALL_TIMEOUT_S
+            )
+
+    async def retire(self, plan_hash: str, reason: str) -> None:
+        request = pb.RetirePlanRequest(plan_hash=plan_hash, reason=reason)
+        with errors_of(self._name):
+            await self._stub.RetirePlan(request, timeout=CALL_TIMEOUT_S)
+
+    async def report_failure(self, failure: StepFailure) -> None:
+        with errors_of(self._name):
+            await self._stub.ReportFailure(
+                messages.failure_to_pb(failure), timeout=CALL_TIMEOUT_S
+            )
+
+    async def generate(
+        self, plan_hash: str, request: GenerationRequest
+    ) -> AsyncIterator[GenerationEvent]:
+        """The tokens of a sequence, from the head; closing the iterator cancels it there."""
+        with errors_of(self._name):
+            call = self._stub.Generate(messages.generation_to_pb(plan_hash, request))
+            try:
+                async with contextlib.aclosing(until_silent(self._name, call)) as events:
+                    async for event in events:
+                        yield messages.event_from_pb(event)
+            finally:
+                call.cancel()
+
+    async def open_ring(self, plan_hash: str) -> RingStream:
+        """The kept-open stream of ring frames to this peer."""
+        with errors_of(self._name):
+            call = self._stub.Ring(metadata=(("exo-plan", plan_hash),))
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await call.wait_for_connection()
+        return RingStream(self._name, plan_hash, call)
+
+
+class RingStream:
+    """Frames to the next member of a ring, in order."""
+
+    def __init__(self, peer: str, plan_hash: str, call: grpc.aio.StreamUnaryCall) -> None:
+        self._peer = peer
+        self._plan_hash = plan_hash
+        self._call = call
+
+    async def send(self, frame: Frame) -> None:
+        """Raises InvalidFrame if the frame cannot be encoded, PeerUnavailable if the stream is
+        cut, or the error with which the peer refused an earlier frame."""
+        message = messages.frame_to_pb(self._plan_hash, frame)
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await self._call.write(message)
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError, TimeoutError) as error:
+            raise await self.closed() from error
+
+    async def closed(self) -> ExoError:
+        """Wait until the stream ends, which it never should; why it did."""
+        try:
+            with errors_of(self._peer):
+                await self._call
+        except ExoError as error:
+            return error
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+        return PeerUnavailable(f"the ring stream to {self._peer} was closed")
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+async def _exchange(call: grpc.aio.StreamStreamCall, counter: int, beat: Beat) -> object:
+    await call.write(beat_to_pb(counter, beat))
+    return await call.read()
+
+
+def beat_to_pb(counter: int, beat: Beat) -> pb.Heartbeat:
+    return pb.Heartbeat(
+        counter=counter,
+        memory_available_bytes=beat.memory_available_bytes,
+        max_epoch=beat.max_epoch,
+        sees_you=beat.sees_you,
+    )
+
+
+def beat_from_pb(message: pb.Heartbeat) -> Beat:
+    return Beat(message.memory_available_bytes, message.max_epoch, message.sees_you)

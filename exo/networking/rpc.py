@@ -1,0 +1,108 @@
+"""What every call between nodes shares: channel options, deadlines, and errors as statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from exo.errors import ExoError, PeerUnavailable, StepTimeout, error_from_code
+
+Item = TypeVar("Item")
+
+CALL_TIMEOUT_S = 5.0
+"""Deadline of calls that answer at once, and the longest silence on a stream that has a pulse.
+Shorter blames busy machines; longer keeps clients waiting for a hung node."""
+
+PULSE_S = 1.0
+"""A stream whose next event takes time sends an empty one this often."""
+
+_CODE, _PARAM = "exo-code", "exo-param"
+_MAX_DETAILS = 2000  # gRPC sends the message as a header
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", 300 * 2**20),
+    ("grpc.max_send_message_length", 300 * 2**20),
+    # Two processes on one port would each get half of the calls.
+    ("grpc.so_reuseport", 0),
+    # A proxy of the environment is not for machines on the LAN.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ExoError) -> None:
+    """End a call with an exo error; the client raises the same class again."""
+    metadata = ((_CODE, error.code), (_PARAM, error.param or ""))
+    status = getattr(grpc.StatusCode, error.grpc_status)
+    await context.abort(status, error.message[:_MAX_DETAILS], metadata)
+
+
+@contextlib.contextmanager
+def errors_of(peer: str) -> Iterator[None]:
+    """Raise what a call to `peer` failed with as an exo error."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(peer, error) from error
+    except grpc.aio.UsageError as error:
+        # The channel was closed under the call, because the peer is gone.
+        raise PeerUnavailable(f"the connection to {peer} was closed") from error
+
+
+def from_rpc_error(peer: str, error: grpc.aio.AioRpcError) -> ExoError:
+    """A failed call's status as an exo error."""
+    metadata = {key: value for key, value in error.trailing_metadata() or ()}
+    details = error.details() or ""
+    if _CODE in metadata:
+        return error_from_code(str(metadata[_CODE]), details, str(metadata.get(_PARAM)) or None)
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return StepTimeout(f"node {peer} did not answer in time")
+    return PeerUnavailable(f"node {peer} is gone: {error.code().name.lower()}: {details}")
+
+
+async def until_silent(
+    peer: str, call: AsyncIterator[Item], silence_s: float = CALL_TIMEOUT_S
+) -> AsyncIterator[Item]:
+    """The events of a stream that has a pulse; StepTimeout when it falls silent."""
+    events = aiter(call)
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                event = await anext(events)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise StepTimeout(f"node {peer} fell silent for {silence_s:.0f} s") from error
+        yield event
+
+
+async def with_pulse(
+    events: AsyncIterator[Item], pulse: Item, interval_s: float = PULSE_S
+) -> AsyncIterator[Item]:
+    """`events`, and `pulse` whenever the next one takes longer than `interval_s`."""
+    upcoming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait([upcoming], timeout=interval_s)
+            if not upcoming.done():
+                yield pulse
+                continue
+            try:
+                event = upcoming.result()
+            except StopAsyncIteration:
+                return
+            yield event
+            upcoming = asyncio.ensure_future(anext(events))
+    finally:
+        upcoming.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, ExoError):
+            await upcoming
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

@@ -1,0 +1,287 @@
+"""The gRPC server: decodes what peers send and hands it to the node. One session's failure is
+that session's alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from exo.download.progress import OnProgress, Progress
+from exo.errors import ExoError, InvalidFrame
+from exo.networking import messages
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.generated.node_service_pb2_grpc import (
+    NodeServiceServicer,
+    add_NodeServiceServicer_to_server,
+)
+from exo.networking.messages import (
+    Frame,
+    GenerationEvent,
+    GenerationRequest,
+    Prepared,
+    StepFailure,
+)
+from exo.networking.peer_handle import Beat, beat_from_pb, beat_to_pb
+from exo.networking.rpc import OPTIONS, abort, with_pulse
+from exo.shard import RingPlan
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext
+Result = TypeVar("Result")
+
+
+class NodeHandler(ABC):
+    """What a node does for its peers. Every method may raise an ExoError; the caller gets it."""
+
+    @abstractmethod
+    def on_hello(self, request: pb.HelloRequest, host: str) -> pb.HelloReply: ...
+
+    @abstractmethod
+    def on_beat(self, node_id: str, beat: Beat) -> Beat: ...
+
+    @abstractmethod
+    def on_goodbye(self, node_id: str, instance_id: str) -> None: ...
+
+    @abstractmethod
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress
+    ) -> RingPlan: ...
+
+    @abstractmethod
+    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared: ...
+
+    @abstractmethod
+    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
+
+    @abstractmethod
+    async def warm_up(self, plan: RingPlan) -> None: ...
+
+    @abstractmethod
+    async def publish(self, plan: RingPlan) -> None: ...
+
+    @abstractmethod
+    async def retire(self, plan_hash: str, reason: str) -> None: ...
+
+    @abstractmethod
+    def on_frame(self, plan_hash: str, frame: Frame) -> None: ...
+
+    @abstractmethod
+    def on_failure(self, failure: StepFailure) -> None: ...
+
+    @abstractmethod
+    def generate_as_head(
+        self, plan_hash: str, request: GenerationRequest
+    ) -> AsyncIterator[GenerationEvent]: ...
+
+
+@dataclass(frozen=True)
+class _Done(Generic[Result]):
+    value: Result
+
+
+class NodeServer:
+    """Listens on the given hosts, all on one port."""
+
+    def __init__(self, handler: NodeHandler) -> None:
+        self._server = grpc.aio.server(options=OPTIONS)
+        add_NodeServiceServicer_to_server(_Servicer(handler), self._server)
+
+    async def start(self, hosts: list[str], port: int) -> int:
+        """Listen; port 0 picks a free one. Returns the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        for host in hosts:
+            try:
+                port = self._server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError as error:
+                raise OSError(f"cannot listen on {host}:{port} for other nodes: {error}") from error
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0.2)
+
+
+class _Servicer(NodeServiceServicer):
+    def __init__(self, handler: NodeHandler) -> None:
+        self._handler = handler
+
+    async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
+        host = _host_of(context.peer())
+        return await _answer(context, _sync(self._handler.on_hello, request, host))
+
+    async def Heartbeats(
+        self, requests: AsyncIterator[pb.Heartbeat], context: Context
+    ) -> AsyncIterator[pb.Heartbeat]:
+        node_id = _metadata(context, "exo-node-id")
+        async for beat in requests:
+            yield beat_to_pb(beat.counter, self._handler.on_beat(node_id, beat_from_pb(beat)))
+
+    async def Goodbye(self, request: pb.GoodbyeRequest, context: Context) -> pb.Ack:
+        self._handler.on_goodbye(request.node_id, request.instance_id)
+        return pb.Ack()
+
+    async def EnsurePlan(
+        self, request: pb.EnsurePlanRequest, context: Context
+    ) -> AsyncIterator[pb.EnsurePlanEvent]:
+        async for event in _with_progress(
+            context,
+            lambda on_progress: self._handler.ensure_plan(
+                request.model_id, request.dead_hash, on_progress
+            ),
+            lambda progress: pb.EnsurePlanEvent(progress=progress),
+            lambda plan: pb.EnsurePlanEvent(plan=messages.plan_to_pb(plan)),
+        ):
+            yield event
+
+    async def Prepare(
+        self, request: pb.PrepareRequest, context: Context
+    ) -> AsyncIterator[pb.PrepareEvent]:
+        async for event in _with_progress(
+            context,
+            lambda on_progress: self._handler.prepare(request.model_id, on_progress),
+            lambda progress: pb.PrepareEvent(progress=progress),
+            lambda prepared: pb.PrepareEvent(
+                description=messages.description_to_pb(prepared.description),
+                memory_bytes=prepared.memory_bytes,
+            ),
+        ):
+            yield event
+
+    async def LoadShard(
+        self, request: pb.LoadShardRequest, context: Context
+    ) -> AsyncIterator[pb.LoadShardEvent]:
+        async def load(on_progress: OnProgress) -> str:
+            plan = messages.plan_from_pb(request.plan)
+            await self._handler.load_shard(plan, on_progress)
+            return plan.hash
+
+        async for event in _with_progress(
+            context,
+            load,
+            lambda progress: pb.LoadShardEvent(progress=progress),
+            lambda plan_hash: pb.LoadShardEvent(loaded_hash=plan_hash),
+        ):
+            yield event
+
+    async def WarmUp(self, request: pb.PlanRequest, context: Context) -> pb.Ack:
+        async def warm_up() -> pb.Ack:
+            await self._handler.warm_up(messages.plan_from_pb(request.plan))
+            return pb.Ack()
+
+        return await _answer(context, warm_up())
+
+    async def PublishPlan(self, request: pb.PlanRequest, context: Context) -> pb.Ack:
+        async def publish() -> pb.Ack:
+            await self._handler.publish(messages.plan_from_pb(request.plan))
+            return pb.Ack()
+
+        return await _answer(context, publish())
+
+    async def RetirePlan(self, request: pb.RetirePlanRequest, context: Context) -> pb.Ack:
+        async def retire() -> pb.Ack:
+            await self._handler.retire(request.plan_hash, request.reason)
+            return pb.Ack()
+
+        return await _answer(context, retire())
+
+    async def Ring(self, requests: AsyncIterator[pb.RingFrame], context: Context) -> pb.Ack:
+        expected = _metadata(context, "exo-plan")
+
+        async def receive() -> pb.Ack:
+            async for message in requests:
+                if message.plan_hash != expected:
+                    raise InvalidFrame(
+                        f"a frame of plan {message.plan_hash!r} came on the stream of {expected!r}"
+                    )
+                self._handler.on_frame(expected, messages.frame_from_pb(message))
+            return pb.Ack()
+
+        return await _answer(context, receive())
+
+    async def ReportFailure(self, request: pb.StepFailure, context: Context) -> pb.Ack:
+        self._handler.on_failure(messages.failure_from_pb(request))
+        return pb.Ack()
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        try:
+            tokens = self._handler.generate_as_head(
+                request.plan_hash, messages.generation_from_pb(request)
+            )
+            async for event in with_pulse(tokens, GenerationEvent()):
+                yield messages.event_to_pb(event)
+        except ExoError as error:
+            await abort(context, error)
+
+
+async def _answer(context: Context, work: Awaitable[Result]) -> Result:
+    """The result of `work`, or its ExoError as the call's status."""
+    try:
+        return await work
+    except ExoError as error:
+        logger.info("a call of %s was refused: %s", context.peer(), error.message)
+        await abort(context, error)
+        raise AssertionError("abort always raises") from error
+
+
+async def _sync(call: Callable[..., Result], *args: Any) -> Result:
+    return call(*args)
+
+
+async def _with_progress(
+    context: Context,
+    work: Callable[[OnProgress], Awaitable[Result]],
+    progress_event: Callable[[pb.Progress], Any],
+    result_event: Callable[[Result], Any],
+) -> AsyncIterator[Any]:
+    """Run `work`; its progress as events, at least one a second, and its result as the last."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Progress] = asyncio.Queue()
+
+    def on_progress(progress: Progress) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, progress)
+
+    async def run() -> AsyncIterator[Progress | _Done[Result]]:
+        task = asyncio.ensure_future(work(on_progress))
+        try:
+            while not task.done() or not queue.empty():
+                getting = asyncio.ensure_future(queue.get())
+                await asyncio.wait([task, getting], return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    yield getting.result()
+                else:
+                    getting.cancel()
+            yield _Done(task.result())
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    try:
+        async for event in with_pulse(run(), Progress("waiting")):
+            if isinstance(event, Progress):
+                yield progress_event(messages.progress_to_pb(event))
+            else:
+                yield result_event(event.value)
+    except ExoError as error:
+        await abort(context, error)
+
+
+def _metadata(context: Context, key: str) -> str:
+    return next((str(v) for k, v in context.invocation_metadata() or () if k == key), "")
+
+
+def _host_of(peer: str) -> str:
+    """ "ipv4:127.0.0.1:5000" → "127.0.0.1"."""
+    return peer.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0].strip("[]")

@@ -1,0 +1,48 @@
+"""A node from its settings."""
+
+from __future__ import annotations
+
+from exo.download.store import ModelStore, default_sources
+from exo.errors import InvalidRequest
+from exo.inference.choose import make_engine
+from exo.networking.discovery import Discovery, NoDiscovery
+from exo.networking.interfaces import Interface, lan_interfaces, named_interfaces
+from exo.networking.manual_discovery import ManualDiscovery
+from exo.networking.udp_discovery import UDPDiscovery
+from exo.orchestration.config import NodeConfig
+from exo.orchestration.node import StandardNode
+
+
+def build_node(config: NodeConfig) -> StandardNode:
+    """Everything a node is made of, not yet started.
+
+    Raises:
+        InvalidRequest: a setting that cannot be.
+    """
+    chosen = config.interfaces
+    interfaces = named_interfaces(chosen) if chosen else lan_interfaces()
+    store = ModelStore(config.models_dir, default_sources(config.models_dir, config.quantize))
+    return StandardNode(
+        config, make_engine(config.engine), store, _discovery(config, interfaces), interfaces
+    )
+
+
+def _discovery(config: NodeConfig, interfaces: list[Interface]) -> Discovery:
+    if config.discovery == "none":
+        return NoDiscovery()
+    if config.discovery == "manual":
+        if not config.peers:
+            raise InvalidRequest("--discovery-module manual needs --peers host:port,… or a file")
+        return ManualDiscovery(config.peers, config.announce_interval_s)
+    if config.discovery == "udp":
+        return UDPDiscovery(
+            config.node_id,
+            config.instance_id,
+            config.cluster,
+            interfaces,
+            config.broadcast_port,
+            config.announce_interval_s,
+        )
+    raise InvalidRequest(
+        f"--discovery-module {config.discovery!r} is unknown; expected udp, manual or none"
+    )

@@ -1,0 +1,436 @@
+"""StandardNode: one running exo. Wires discovery, membership, planner, rings and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from exo.download.progress import OnProgress, Progress
+from exo.download.store import ModelStore
+from exo.errors import ExoError, InvalidRequest, ModelNotFound, PeerUnavailable, PlanMismatch
+from exo.inference.engine import InferenceEngine
+from exo.inference.sampling import SamplingParams
+from exo.models.description import ModelDescription
+from exo.networking import messages
+from exo.networking.discovery import Discovery, Route
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.interfaces import KINDS, Interface
+from exo.networking.messages import (
+    Frame,
+    GenerationEvent,
+    GenerationRequest,
+    Prepared,
+    StepFailure,
+)
+from exo.networking.peer_handle import Beat
+from exo.networking.server import NodeHandler, NodeServer
+from exo.orchestration.config import NodeConfig
+from exo.orchestration.membership import Membership
+from exo.orchestration.planner import Member, Planner
+from exo.orchestration.rings import Rings
+from exo.shard import RingPlan
+from exo.tasks import TaskOwner
+from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
+from exo.topology.topology import NodeView, Topology
+
+logger = logging.getLogger(__name__)
+
+PLAN_ATTEMPTS = 4
+"""How often a request asks for another plan because the one it was given had just ended."""
+
+MEMORY_PROBE_S = 2.0
+
+
+class StandardNode(NodeHandler):
+    """One node's life: `start`, then requests and peers, then `stop`."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        engine: InferenceEngine,
+        store: ModelStore,
+        discovery: Discovery,
+        interfaces: list[Interface],
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.engine = engine
+        self.api_url = ""
+        self._capabilities = probe(config.memory_bytes)
+        self._probed_at = time.monotonic()
+        self._discovery = discovery
+        self._interfaces = interfaces
+        self._server = NodeServer(self)
+        self.membership = Membership(
+            config,
+            self._beat_to,
+            self._on_joined,
+            self._on_lost,
+            self._on_plans,
+            self._interface_of,
+        )
+        self.rings = Rings(
+            config.node_id,
+            engine,
+            config.step_timeout_s,
+            self.membership.handle_of,
+            lambda: self.membership.alive,
+            self._on_plan_over,
+        )
+        self._planner = Planner(
+            config.node_id, self._members, self._published_plan, self._next_epoch
+        )
+        self._published: dict[str, RingPlan] = {}
+        self._served: set[str] = set()  # models to plan anew when members come and go
+        self._descriptions: dict[str, ModelDescription] = {}
+        self._max_epoch = 0
+        self._changed = asyncio.Condition()
+        self._members_changed = asyncio.Event()
+        self._tasks = TaskOwner(f"node {config.node_id}")
+
+    # Life ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen for peers and look for them.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        hosts = sorted({i.address for i in self._interfaces} | {"127.0.0.1"})
+        if self.config.node_host:
+            hosts = [self.config.node_host]
+        self.membership.port = await self._server.start(hosts, self.config.listen_port)
+        self._tasks.background(self._replan_on_change(), "replan")
+        await self._discovery.start(self.membership, self.port)
+        logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
+
+    async def stop(self) -> None:
+        """Say goodbye, end every session, free everything."""
+        await self._tasks.close()
+        await self._discovery.stop()
+        await self._planner.close()
+        await self.rings.close()
+        await self.membership.stop()
+        await self._server.stop()
+        await self.engine.close()
+
+    @property
+    def port(self) -> int:
+        """Where this node listens for others."""
+        return self.membership.port
+
+    # What the API and the CLI ask ---------------------------------------------------------------
+
+    async def generate(
+        self, model_id: str, request: GenerationRequest, on_progress: OnProgress
+    ) -> AsyncIterator[GenerationEvent]:
+        """Tokens of one sequence on the model's ring, which is made first if there is none.
+        Closing the iterator cancels the sequence on every member.
+
+        Raises:
+            ExoError: no plan could be made, or the sequence failed.
+        """
+        dead_hash = ""
+        started = False
+        for attempt in range(1, PLAN_ATTEMPTS + 1):
+            plan = await self.ensure_plan(model_id, dead_hash, on_progress)
+            try:
+                async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
+                    async for event in events:
+                        started = True
+                        yield event
+                return
+            except PlanMismatch as error:
+                # The plan ended between choosing it and reaching its head: nothing has run.
+                if started or attempt == PLAN_ATTEMPTS:
+                    raise
+                logger.info("%s; asking for another plan", error.message)
+                dead_hash = plan.hash
+
+    async def _generate_at_head(
+        self, plan: RingPlan, request: GenerationRequest
+    ) -> AsyncIterator[GenerationEvent]:
+        if plan.head_id == self.config.node_id:
+            events = self.rings.generate(plan.hash, request)
+        else:
+            events = self.membership.handle_of(plan.head_id).generate(plan.hash, request)
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                if event.token is not None or event.finish_reason:
+                    yield event
+
+    async def describe(self, model_id: str, on_progress: OnProgress) -> ModelDescription:
+        """The model, its files brought here first if need be."""
+        return (await self.prepare(model_id, on_progress)).description
+
+    @property
+    def plans(self) -> list[RingPlan]:
+        """Every plan that serves, as far as this node knows."""
+        return list(self._published.values())
+
+    def topology(self) -> Topology:
+        """The cluster as this node sees it now."""
+        nodes, links = self.membership.views()
+        own = NodeView(
+            self.config.node_id,
+            "self",
+            f"{self.config.node_host or '127.0.0.1'}:{self.port}",
+            self.api_url,
+            self._own_capabilities(),
+            self.membership.problem,
+        )
+        views = {view.node_id: view for view in nodes} | {own.node_id: own}
+        return Topology(self.config.node_id, views, tuple(links))
+
+    def status(self) -> dict[str, Any]:
+        """Counters for people and tests: what this node holds right now."""
+        return {
+            "tasks": len(asyncio.all_tasks()),
+            "sequences": self.rings.sequence_count,
+            "places": sorted(plan.hash for plan in self.rings.plans),
+            "shards": sorted(map(str, self.rings.shards)),
+            "epoch": self._epoch_seen(),
+            "discovery": self._discovery.status(),
+        }
+
+    async def wait_for_peers(self, count: int) -> None:
+        """Return once at least `count` peers are alive."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.membership.alive) >= count)
+
+    async def changed(self) -> None:
+        """Return at the next change of members or plans."""
+        async with self._changed:
+            await self._changed.wait()
+
+    # Plans: what peers ask of this node ---------------------------------------------------------
+
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress
+    ) -> RingPlan:
+        """A plan that serves: the published one unless it is `dead_hash`, else the planner's."""
+        for attempt in range(1, PLAN_ATTEMPTS + 1):
+            self._forget(dead_hash)
+            if (known := self._published.get(model_id)) is not None:
+                return known
+            planner_id = self.topology().planner_id
+            try:
+                if planner_id == self.config.node_id:
+                    return await self._planner.ensure(model_id, on_progress)
+                planner = self.membership.handle_of(planner_id)
+                plan = await planner.ensure_plan(model_id, dead_hash, on_progress)
+            except PeerUnavailable:
+                # A planner that is gone is followed by another one.
+                if attempt == PLAN_ATTEMPTS or self.topology().planner_id == planner_id:
+                    raise
+            else:
+                self._publish(plan)
+                return plan
+        raise AssertionError("the loop returns or raises")
+
+    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
+        """Bring the model's files here; say what it needs and what memory a shard may take."""
+
+        def named(progress: Progress) -> None:
+            on_progress(replace(progress, node_id=self.config.node_id))
+
+        path = await self.store.ensure(model_id, named)
+        description = self._descriptions.get(model_id)
+        if description is None:
+            description = await self.engine.describe(model_id, path)
+            self._descriptions[model_id] = description
+        memory = self._own_capabilities().memory_available_bytes
+        if self.config.memory_bytes is None:
+            memory += self.rings.held_bytes(description)
+        return Prepared(description, memory)
+
+    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
+        """Load this node's shard of a plan and take its place in the ring.
+
+        Raises:
+            PlanMismatch: the plan is stale, or means other files than this node has.
+        """
+        published = self._published.get(plan.model_id)
+        if published is not None and plan.epoch < published.epoch:
+            raise PlanMismatch(
+                f"plan {plan.hash} of {plan.model_id} has epoch {plan.epoch}; node "
+                f"{self.config.node_id} serves epoch {published.epoch}"
+            )
+        self._max_epoch = max(self._max_epoch, plan.epoch)
+        description = (await self.prepare(plan.model_id, on_progress)).description
+        path = self.store.find(plan.model_id)
+        if path is None:
+            raise ModelNotFound(f"the files of {plan.model_id} are gone from this machine")
+        if description.checkpoint != plan.checkpoint:
+            raise PlanMismatch(
+                f"plan {plan.hash} is for files {plan.checkpoint} of {plan.model_id}; node "
+                f"{self.config.node_id} has {description.checkpoint}"
+            )
+        await self.rings.join(plan, path, on_progress)
+
+    async def warm_up(self, plan: RingPlan) -> None:
+        """Prove the ring with one token, before the plan is published."""
+        request = GenerationRequest(
+            f"warm-up-{plan.hash}", (0,), SamplingParams(temperature=0), max_tokens=1
+        )
+        async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
+            async for _ in events:
+                logger.info("plan %s of %s is ready", plan.hash, plan.model_id)
+
+    async def publish(self, plan: RingPlan) -> None:
+        """The plan serves; shards that no plan needs any more are given back."""
+        self._publish(plan)
+        await self.rings.unload_unused(plan.model_id)
+
+    async def retire(self, plan_hash: str, reason: str) -> None:
+        """No new sequences on this plan."""
+        logger.info("plan %s is retired: %s", plan_hash, reason)
+        self._forget(plan_hash)
+        await self.rings.retire(plan_hash, reason)
+
+    def on_frame(self, plan_hash: str, frame: Frame) -> None:
+        self.rings.on_frame(plan_hash, frame)
+
+    def on_failure(self, failure: StepFailure) -> None:
+        self.rings.on_failure(failure)
+
+    def generate_as_head(
+        self, plan_hash: str, request: GenerationRequest
+    ) -> AsyncIterator[GenerationEvent]:
+        return self.rings.generate(plan_hash, request)
+
+    def _published_plan(self, model_id: str) -> RingPlan | None:
+        return self._published.get(model_id)
+
+    def _publish(self, plan: RingPlan) -> None:
+        self._max_epoch = max(self._max_epoch, plan.epoch)
+        known = self._published.get(plan.model_id)
+        if known is None or known.epoch <= plan.epoch:
+            self._published[plan.model_id] = plan
+            self._served.add(plan.model_id)
+            self._tell_changed()
+
+    def _forget(self, plan_hash: str) -> None:
+        for model_id, plan in list(self._published.items()):
+            if plan.hash == plan_hash:
+                del self._published[model_id]
+                self._tell_changed()
+
+    def _on_plan_over(self, plan: RingPlan) -> None:
+        self._forget(plan.hash)
+
+    # Membership: who peers are to this node -----------------------------------------------------
+
+    def on_hello(self, request: pb.HelloRequest, host: str) -> pb.HelloReply:
+        own = self.config
+        if request.protocol != messages.PROTOCOL:
+            raise InvalidRequest(
+                f"node {own.node_id} speaks protocol {messages.PROTOCOL}, not {request.protocol}: "
+                "run the same version of exo on all nodes"
+            )
+        if request.cluster != own.cluster:
+            raise InvalidRequest(
+                f"node {own.node_id} belongs to cluster {own.cluster!r}, not {request.cluster!r}"
+            )
+        route = Route(host, request.port, *self._interface_of(host))
+        self.membership.heard(request.node_id, request.instance_id, route)
+        if request.node_id == own.node_id and request.instance_id != own.instance_id:
+            raise InvalidRequest(
+                f"two nodes call themselves {own.node_id}, one of them at {route.address}: "
+                "start one with another --node-id"
+            )
+        return pb.HelloReply(
+            protocol=messages.PROTOCOL,
+            node_id=own.node_id,
+            instance_id=own.instance_id,
+            api_url=self.api_url,
+            capabilities=messages.capabilities_to_pb(self._own_capabilities()),
+            plans=map(messages.plan_to_pb, self._published.values()),
+        )
+
+    def on_beat(self, node_id: str, beat: Beat) -> Beat:
+        return self._beat_to(node_id)
+
+    def on_goodbye(self, node_id: str, instance_id: str) -> None:
+        self.membership.left(node_id, instance_id)
+
+    def _beat_to(self, node_id: str) -> Beat:
+        return Beat(
+            self._own_capabilities().memory_available_bytes,
+            self._epoch_seen(),
+            self.membership.connected_to(node_id),
+        )
+
+    def _own_capabilities(self) -> DeviceCapabilities:
+        """With the memory that was free a moment ago."""
+        now = time.monotonic()
+        if self.config.memory_bytes is None and now - self._probed_at > MEMORY_PROBE_S:
+            self._probed_at = now
+            self._capabilities = refreshed(self._capabilities)
+        return self._capabilities
+
+    def _on_joined(self, node_id: str) -> None:
+        self._members_changed.set()
+        self._tell_changed()
+
+    def _on_lost(self, node_id: str, error: ExoError) -> None:
+        """Plans of a lost member end here at once."""
+        for plan in self.plans:
+            if node_id in plan.node_ids:
+                self._forget(plan.hash)
+        self.rings.lose(node_id, error)
+        self._members_changed.set()
+        self._tell_changed()
+
+    def _on_plans(self, plans: tuple[RingPlan, ...]) -> None:
+        for plan in plans:
+            self._publish(plan)
+
+    async def _replan_on_change(self) -> None:
+        """After members came or went, the planner fits the served models to who is there."""
+        while True:
+            await self._members_changed.wait()
+            # They often come several at once.
+            await asyncio.sleep(self.config.heartbeat_interval_s)
+            self._members_changed.clear()
+            for model_id in list(self._served):
+                if self.topology().planner_id != self.config.node_id:
+                    break
+                try:
+                    await self._planner.ensure(model_id, _unheard, renew=True)
+                except ExoError as error:
+                    # Whoever asks for the model next gets this error, or a working plan.
+                    logger.warning("no new plan of %s: %s", model_id, error.message)
+
+    def _interface_of(self, host: str) -> tuple[str, int]:
+        """(name, rank) of the interface that leads to `host`."""
+        found = next((i for i in self._interfaces if i.reaches(host)), None)
+        return (found.name, found.rank) if found else ("other", KINDS.index("other"))
+
+    def _members(self) -> dict[str, Member]:
+        """Every live node as the planner calls it."""
+        peers = {node_id: self.membership.handle_of(node_id) for node_id in self.membership.alive}
+        return {self.config.node_id: self, **peers}
+
+    def _epoch_seen(self) -> int:
+        return max(self._max_epoch, self.membership.max_epoch)
+
+    def _next_epoch(self) -> int:
+        self._max_epoch = self._epoch_seen() + 1
+        return self._max_epoch
+
+    def _tell_changed(self) -> None:
+        self._tasks.background(self._notify(), "notify")
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _unheard(progress: Progress) -> None:
+    """Nobody waits for a plan that is made ahead of requests."""

@@ -1,0 +1,161 @@
+"""A member's part in a ring: take a step, run it, send it on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
+from exo.inference.engine import InferenceEngine
+from exo.networking.messages import Frame, Release, Step, StepFailure, StepResult
+from exo.networking.peer_handle import PeerHandle, RingStream
+from exo.shard import RingPlan
+from exo.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[StepFailure], Awaitable[None]]
+
+
+class RingLink:
+    """The kept-open stream from this member of a plan to the next."""
+
+    def __init__(self, stream: RingStream) -> None:
+        self._stream = stream
+
+    @classmethod
+    async def open(cls, plan: RingPlan, peer: PeerHandle) -> RingLink:
+        """Raises PeerUnavailable if the next member cannot be reached."""
+        return cls(await peer.open_ring(plan.hash))
+
+    async def send(self, frame: Frame) -> None:
+        """Raises what `RingStream.send` raises."""
+        await self._stream.send(frame)
+
+    async def broken(self) -> ExoError:
+        """Waits until the stream ends; why it did."""
+        return await self._stream.closed()
+
+    def close(self) -> None:
+        self._stream.cancel()
+
+
+class Rank:
+    """This node's place in one plan: frames come in, in order; their outcome goes on.
+
+    `deliver` takes a result when this node is both tail and head; otherwise results travel over
+    the link, whose other end is the head. `report` tells the head of failures.
+    """
+
+    def __init__(
+        self,
+        plan: RingPlan,
+        node_id: str,
+        engine: InferenceEngine,
+        link: RingLink | None,
+        deliver: Callable[[StepResult], None],
+        report: Report,
+    ) -> None:
+        self.plan = plan
+        self.shard = plan.shard_of(node_id)
+        self._node_id = node_id
+        self._engine = engine
+        self._link = link
+        self._deliver = deliver
+        self._report = report
+        self._inbox: asyncio.Queue[Step | Release] = asyncio.Queue()
+        self._live: set[str] = set()
+        self._last_step = 0
+        self._tasks = TaskOwner(f"rank {self.shard}")
+
+    def start(self) -> None:
+        self._tasks.background(self._serve(), "serve")
+        if self._link is not None:
+            self._tasks.background(self._watch(self._link), "watch link")
+
+    def accept(self, frame: Step | Release) -> None:
+        """Queue a frame from the member before.
+
+        Raises:
+            InvalidFrame: it is out of order, or has or lacks hidden states against this place.
+        """
+        if isinstance(frame, Step):
+            if frame.number <= self._last_step:
+                raise InvalidFrame(
+                    f"{self.shard} on {self._node_id}: step {frame.number} came after "
+                    f"step {self._last_step}"
+                )
+            if (frame.hidden_states is None) != self.shard.is_first:
+                raise InvalidFrame(
+                    f"{self.shard} on {self._node_id}: step {frame.number} "
+                    f"{'lacks' if frame.hidden_states is None else 'has'} hidden states"
+                )
+            self._last_step = frame.number
+        self._inbox.put_nowait(frame)
+
+    async def close(self) -> None:
+        """Stop, cut the link, free the KV caches of this plan's sequences."""
+        await self._tasks.close()
+        if self._link is not None:
+            self._link.close()
+        await self._engine.release(self._live)
+        self._live.clear()
+
+    async def _serve(self) -> None:
+        while True:
+            frame = await self._inbox.get()
+            if isinstance(frame, Step):
+                await self._run(frame)
+            else:
+                await self._release(frame)
+
+    async def _run(self, step: Step) -> None:
+        self._live.update(part.sequence_id for part in step.batch.slices)
+        logger.debug("%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids))
+        try:
+            output = await self._engine.forward(self.shard, step.batch, step.hidden_states)
+            if not self.shard.is_last:
+                await self._send(Step(step.number, step.batch, output.hidden_states))
+            elif self._link is None:
+                self._deliver(StepResult(step.number, output.tokens))
+            else:
+                await self._send(StepResult(step.number, output.tokens))
+        except ExoError as error:
+            # A broken link is reported once, by its watcher.
+            await self._fail(step.number, error)
+        except Exception as error:  # noqa: BLE001 - the supervisor of a step: whatever it was, the
+            # client hears of it and the next step runs.
+            logger.exception("step %d of %s", step.number, self.shard)
+            await self._fail(step.number, EngineFailed(f"{type(error).__name__}: {error}"))
+
+    async def _release(self, release: Release) -> None:
+        self._live.difference_update(release.sequence_ids)
+        await self._engine.release(release.sequence_ids)
+        if not self.shard.is_last:
+            try:
+                await self._send(release)
+            except ExoError as error:
+                logger.debug("release not passed on: %s", error)
+
+    async def _send(self, frame: Frame) -> None:
+        assert self._link is not None
+        await self._link.send(frame)
+
+    async def _watch(self, link: RingLink) -> None:
+        error = await link.broken()
+        next_id = self.plan.next_after(self._node_id)
+        broken = PeerUnavailable(
+            f"the ring of {self.plan.model_id} broke between {self._node_id} and {next_id}: "
+            f"{error.message}"
+        )
+        await self._fail(self._last_step, broken, ring_broken=True)
+
+    async def _fail(self, step: int, error: ExoError, *, ring_broken: bool = False) -> None:
+        logger.warning("%s on %s: step %d: %s", self.shard, self._node_id, step, error.message)
+        failure = StepFailure(self.plan.hash, step, self._node_id, error, ring_broken)
+        try:
+            await self._report(failure)
+        except ExoError as unreported:
+            # The head is gone: membership ends this plan on every member.
+            logger.warning("could not tell the head: %s", unreported.message)

@@ -1,0 +1,72 @@
+"""One request's tokens while the head generates them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from exo.errors import ExoError
+from exo.inference.engine import Slice
+from exo.inference.sampling import SampledToken
+from exo.networking.messages import GenerationEvent, GenerationRequest
+
+MAX_CACHE_MISSES = 3
+
+
+class Sequence:
+    """`tokens` is the prompt and what was generated; `computed` of them are in the KV caches."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.tokens: list[int] = list(request.prompt)
+        self.computed = 0
+        self.cache_misses = 0
+        self.done = False
+        self._events: asyncio.Queue[GenerationEvent | ExoError] = asyncio.Queue()
+
+    @property
+    def id(self) -> str:
+        return self.request.sequence_id
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token is left to compute: the one sampled last."""
+        return self.computed == len(self.tokens) - 1
+
+    def next_slice(self, chunk: int) -> Slice:
+        """The tokens of its next step. Prompts are cut at multiples of `chunk` whatever else
+        runs, so a sequence's arithmetic does not depend on its company."""
+        end = min(len(self.tokens), (self.computed // chunk + 1) * chunk)
+        last = end == len(self.tokens)
+        return Slice(
+            self.id,
+            self.computed,
+            end - self.computed,
+            self.request.sampling if last else None,
+            len(self.request.prompt),
+        )
+
+    def add(self, token: SampledToken) -> None:
+        """Take a sampled token; ends the sequence on an end token or at its length."""
+        if token.token_id in self.request.eos_token_ids:
+            self._end(GenerationEvent(finish_reason="stop"))
+            return
+        self.tokens.append(token.token_id)
+        if len(self.tokens) - len(self.request.prompt) < self.request.max_tokens:
+            self._events.put_nowait(GenerationEvent(token))
+        else:
+            self._end(GenerationEvent(token, finish_reason="length"))
+
+    def fail(self, error: ExoError) -> None:
+        self.done = True
+        self._events.put_nowait(error)
+
+    async def next_event(self) -> GenerationEvent:
+        """Raises the error the sequence failed with."""
+        event = await self._events.get()
+        if isinstance(event, ExoError):
+            raise event
+        return event
+
+    def _end(self, event: GenerationEvent) -> None:
+        self.done = True
+        self._events.put_nowait(event)

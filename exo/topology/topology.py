@@ -1,0 +1,61 @@
+"""The cluster as one node sees it at one moment: an immutable snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from exo.topology.capabilities import DeviceCapabilities
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node: `state` is "self", "alive" or, with the reason in `problem`, "unreachable"."""
+
+    node_id: str
+    state: str
+    address: str
+    api_url: str = ""
+    capabilities: DeviceCapabilities | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class LinkView:
+    """A connection this node keeps to a peer. `round_trip_ms` is that of the last heartbeat."""
+
+    source: str
+    target: str
+    interface: str
+    round_trip_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who is in the cluster and how they are connected."""
+
+    self_id: str
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    links: tuple[LinkView, ...] = ()
+
+    @property
+    def live(self) -> dict[str, DeviceCapabilities]:
+        """Capabilities of every node that can be given work, this one included."""
+        return {
+            node.node_id: node.capabilities
+            for node in self.nodes.values()
+            if node.state in ("self", "alive") and node.capabilities is not None
+        }
+
+    @property
+    def planner_id(self) -> str:
+        """The live node with the most total memory; ties go to the smallest id."""
+        live = self.live
+        return min(live, key=lambda node: (-live[node].memory_total_bytes, node))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "self": self.self_id,
+            "nodes": {node_id: asdict(node) for node_id, node in sorted(self.nodes.items())},
+            "links": [asdict(link) for link in self.links],
+        }
