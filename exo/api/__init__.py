@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's dialect, the cluster's state, tinychat."""

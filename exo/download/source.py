@@ -36,6 +36,9 @@ class ModelSource(ABC):
         """
         raise ModelNotFound(f"{self.name} cannot fetch {card.model_id}")
 
+    def close(self) -> None:  # noqa: B027 - most sources have nothing to stop
+        """Stop a fetch that is under way; it raises DownloadFailed."""
+
 
 class LocalDirectory(ModelSource):
     """A directory in mlx-lm's or Hugging Face's layout that the user names."""

@@ -71,6 +71,11 @@ class ModelStore:
         async with lock:
             return await asyncio.to_thread(self._fetch, card, on_progress)
 
+    def close(self) -> None:
+        """Stop fetches that are under way."""
+        for source in self._sources:
+            source.close()
+
     def _fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
         self._models_dir.mkdir(parents=True, exist_ok=True)
         name = card.model_id.replace("/", "--")

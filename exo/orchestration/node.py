@@ -111,6 +111,7 @@ class StandardNode(NodeHandler):
 
     async def stop(self) -> None:
         """Say goodbye, end every session, free everything."""
+        self.store.close()
         await self._tasks.close()
         await self._discovery.stop()
         await self._planner.close()

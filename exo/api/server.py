@@ -1,0 +1,94 @@
+"""The HTTP server: API and tinychat on one port."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from exo.api.chat_request import ChatDefaults
+from exo.api.cluster_routes import ClusterRoutes
+from exo.api.errors import as_openai_errors, only_same_origin
+from exo.api.openai_routes import OpenAIRoutes
+from exo.orchestration.node import StandardNode
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 * 2**20
+PORTS_TO_TRY = 20
+SHUTDOWN_S = 0.5
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """`host` is loopback unless the user asks for more."""
+
+    host: str = "127.0.0.1"
+    port: int = 52415
+    defaults: ChatDefaults = field(default_factory=ChatDefaults)
+
+
+class ApiServer:
+    """One node's HTTP side."""
+
+    def __init__(self, node: StandardNode, config: ApiConfig) -> None:
+        self._config = config
+        loopback_only = config.host in ("127.0.0.1", "localhost", "::1")
+        app = web.Application(
+            middlewares=[as_openai_errors, only_same_origin(loopback_only)],
+            client_max_size=MAX_BODY_BYTES,
+        )
+        OpenAIRoutes(node, config.defaults).add_to(app)
+        ClusterRoutes(node).add_to(app)
+        _add_tinychat(app)
+        # A client that goes away cancels its handler, which cancels its sequence on every node.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None
+        )
+
+    async def start(self) -> str:
+        """Listen on the configured port, or the next free one; the URL to open.
+
+        Raises:
+            OSError: none of the ports tried is free.
+        """
+        await self._runner.setup()
+        listener = _listener(self._config.host, self._config.port)
+        await web.SockSite(self._runner, listener).start()
+        port = listener.getsockname()[1]
+        if self._config.port not in (0, port):
+            logger.warning("port %d is taken, using %d", self._config.port, port)
+        host = "127.0.0.1" if self._config.host in ("0.0.0.0", "") else self._config.host
+        return f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    last = OSError(f"no port to listen on at {host}")
+    for candidate in range(port, port + PORTS_TO_TRY) if port else (0,):
+        try:
+            return socket.create_server((host, candidate), backlog=128)
+        except OSError as error:
+            last = OSError(f"cannot listen on {host}:{candidate}: {error.strerror}")
+    raise last
+
+
+def _add_tinychat(app: web.Application) -> None:
+    folder = tinychat_folder()
+
+    async def index(http: web.Request) -> web.FileResponse:
+        return web.FileResponse(folder / "index.html", headers={"Cache-Control": "no-cache"})
+
+    app.router.add_get("/", index)
+    app.router.add_static("/tinychat/", folder)
+
+
+def tinychat_folder() -> Path:
+    """Inside an installed package, or beside it in a checkout."""
+    installed = Path(__file__).parent / "tinychat"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "tinychat"

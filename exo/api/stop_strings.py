@@ -1,0 +1,37 @@
+"""Stop strings that never leak into the output, also across token borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Holds back text that may be the beginning of a stop string until it is known not to be."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """(text that can be given out, whether a stop string was found)."""
+        pending = self._held + text
+        found = [at for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return pending[: min(found)], True
+        keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep], False
+
+    def finish(self) -> str:
+        """What is still held back once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,88 @@
+"""A running node's API, as the terminal commands use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from exo.errors import ExoError, PeerUnavailable, error_from_code
+
+
+@dataclass(frozen=True)
+class ChatEvent:
+    """A piece of text, or what the answer is waiting for, or the numbers at the end."""
+
+    text: str = ""
+    waiting: str = ""
+    completion_tokens: int = 0
+
+
+async def node_at(port: int) -> str | None:
+    """The URL of the node on this machine that answers on `port`, or None."""
+    url = f"http://127.0.0.1:{port}"
+    timeout = aiohttp.ClientTimeout(total=1)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/healthcheck") as response,
+        ):
+            return url if "node_id" in await response.json() else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+
+
+async def get_json(port: int, path: str) -> Any:
+    """GET from the node on this machine.
+
+    Raises:
+        PeerUnavailable: no node answers there.
+    """
+    url = await node_at(port)
+    if url is None:
+        raise PeerUnavailable(f"no exo node answers on port {port} of this machine; start `exo`")
+    async with aiohttp.ClientSession() as session, session.get(url + path) as response:
+        return await response.json()
+
+
+async def stream_chat(url: str, body: dict[str, Any]) -> AsyncIterator[ChatEvent]:
+    """One streamed answer.
+
+    Raises:
+        ExoError: what the node answered with.
+    """
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{url}/v1/chat/completions", json=body) as response,
+        ):
+            if response.status != 200:
+                raise _error(await response.json())
+            async for line in response.content:
+                if (event := _event(line.decode().rstrip("\n"))) is not None:
+                    yield event
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise PeerUnavailable(f"the node at {url} stopped answering: {error}") from error
+
+
+def _event(line: str) -> ChatEvent | None:
+    if line.startswith(":"):
+        return ChatEvent(waiting=line[1:].strip())
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return None
+    data = json.loads(line[6:])
+    if "error" in data:
+        raise _error(data)
+    if data.get("usage"):
+        return ChatEvent(completion_tokens=data["usage"]["completion_tokens"])
+    return ChatEvent(text=data["choices"][0]["delta"].get("content", ""))
+
+
+def _error(body: dict[str, Any]) -> ExoError:
+    error = body["error"]
+    return error_from_code(error["code"], error["message"], error.get("param"))

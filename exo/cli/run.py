@@ -1,0 +1,126 @@
+"""`exo run`: answers in the terminal, tokens as they come."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from exo.cli.client import node_at, stream_chat
+from exo.cli.running_node import run_until_signal, running_node
+from exo.errors import ExoError
+from exo.models.card import default_model, resolve
+
+_LOOK_AROUND_S = 1.0
+"""How long a node of our own looks for others before it answers alone."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer through the node that runs here, or through one of our own."""
+    resolve(args.model or default_model())
+    return run_until_signal(_run(args))
+
+
+async def _run(args: argparse.Namespace) -> int:
+    async with _some_node(args) as url:
+        if args.prompt is not None:
+            return await _answer(url, args, [{"role": "user", "content": args.prompt}])
+        return await _converse(url, args)
+
+
+@contextlib.asynccontextmanager
+async def _some_node(args: argparse.Namespace) -> AsyncIterator[str]:
+    url = await node_at(args.chatgpt_api_port)
+    if url is not None:
+        yield url
+        return
+    async with running_node(args, api_port=0) as node:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if args.wait_for_peers else _LOOK_AROUND_S):
+                await node.wait_for_peers(args.wait_for_peers or 1)
+        yield node.api_url
+
+
+async def _converse(url: str, args: argparse.Namespace) -> int:
+    _say("Ctrl-D ends the conversation.\n")
+    messages: list[dict[str, str]] = []
+    while True:
+        try:
+            question = await asyncio.to_thread(input, "› ")
+        except EOFError:
+            return 0
+        if question.strip():
+            messages.append({"role": "user", "content": question})
+            await _answer(url, args, messages)
+
+
+async def _answer(url: str, args: argparse.Namespace, messages: list[dict[str, str]]) -> int:
+    """Print one answer and its speed; append it to the conversation."""
+    body: dict[str, Any] = {"model": args.model or default_model(), "messages": messages}
+    if args.temperature is not None:
+        body["temperature"] = args.temperature
+    if args.max_tokens is not None:
+        body["max_tokens"] = args.max_tokens
+    line = _StatusLine()
+    started = time.perf_counter()
+    first = None
+    text = ""
+    tokens = 0
+    try:
+        async with contextlib.aclosing(stream_chat(url, body)) as events:
+            async for event in events:
+                if event.waiting:
+                    line.show(event.waiting)
+                if event.text:
+                    line.clear()
+                    first = first or time.perf_counter()
+                    print(event.text, end="", flush=True)  # noqa: T201
+                    text += event.text
+                tokens = event.completion_tokens or tokens
+    except ExoError as error:
+        line.clear()
+        _say(f"exo: {error.message}\n")
+        messages.pop()
+        return 1
+    print()  # noqa: T201
+    if first is not None:
+        seconds = time.perf_counter() - first
+        speed = f", {(tokens - 1) / seconds:.1f} tok/s" if tokens > 1 and seconds > 0 else ""
+        _say(f"[{tokens} tokens, first after {first - started:.2f} s{speed}]\n")
+    messages.append({"role": "assistant", "content": text})
+    return 0
+
+
+class _StatusLine:
+    """One line on stderr that is drawn over: what the answer waits for, with a bar."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        if not sys.stderr.isatty():
+            if text != self._shown:
+                _say(text + "\n")
+        else:
+            percent = re.search(r" (\d+)%", text)
+            bar = ""
+            if percent:
+                done = int(percent[1]) * 30 // 100
+                bar = f" {'━' * done}{'╌' * (30 - done)}"
+            _say(f"\r\033[2K{text}{bar}")
+        self._shown = text
+
+    def clear(self) -> None:
+        if self._shown and sys.stderr.isatty():
+            _say("\r\033[2K")
+        self._shown = ""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,73 @@
+"""A node with its API, from start to stop, in this process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from exo.api.chat_request import ChatDefaults
+from exo.api.server import ApiConfig, ApiServer
+from exo.cli.settings import node_config
+from exo.orchestration.build import build_node
+from exo.orchestration.node import StandardNode
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 1.5
+
+
+@contextlib.asynccontextmanager
+async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator[StandardNode]:
+    """A started node that answers on `node.api_url`; stopped in bounded time at the end.
+
+    Raises:
+        ExoError, OSError: a setting or a port that cannot be.
+    """
+    node = build_node(node_config(args))
+    defaults = ChatDefaults(args.default_temp, args.max_generate_tokens, args.system_prompt)
+    api = ApiServer(node, ApiConfig(args.chatgpt_api_host, api_port, defaults))
+    try:
+        await node.start()
+        node.api_url = await api.start()
+        yield node
+    finally:
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await api.stop()
+                await node.stop()
+        except TimeoutError:
+            logger.warning("not everything ended within %.1f s", STOP_TIMEOUT_S)
+
+
+def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main`; Ctrl-C and SIGTERM cancel it once, and its clean-up runs."""
+
+    async def supervised() -> int:
+        task = asyncio.ensure_future(main)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return 130
+
+    loop = asyncio.new_event_loop()
+    try:
+        status = loop.run_until_complete(supervised())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if any(t is not threading.main_thread() and not t.daemon for t in threading.enumerate()):
+        # An engine in the middle of a long operation cannot be interrupted; nobody waits for it.
+        logging.shutdown()
+        os._exit(status)
+    loop.close()
+    return status

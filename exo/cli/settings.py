@@ -1,0 +1,148 @@
+"""The command line as settings: flags, environment, node id."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import re
+import secrets
+import uuid
+from pathlib import Path
+from typing import IO
+
+from exo.errors import InvalidRequest
+
+_held_locks: list[IO[str]] = []  # open for as long as this process lives
+
+
+def home() -> Path:
+    """Where exo keeps its node id and converted models: $EXO_HOME, else ~/.cache/exo."""
+    chosen = os.environ.get("EXO_HOME")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exo"
+
+
+def node_id(folder: Path) -> str:
+    """This machine's persistent id; a second process on it gets the next one, so that no two that
+    run at once share theirs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    slot = 0
+    while True:
+        name = "node_id" if slot == 0 else f"node_id.{slot}"
+        file = (folder / name).open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            slot += 1
+            continue
+        _held_locks.append(file)
+        file.seek(0)
+        known = file.read().strip()
+        if not re.fullmatch(r"[\w.-]{1,64}", known):
+            known = secrets.token_hex(4)
+            file.seek(0)
+            file.truncate()
+            file.write(known + "\n")
+            file.flush()
+        return known
+
+
+def set_up_logging() -> None:
+    """DEBUG=0 shows warnings, 1 info, 2 to 9 everything; third parties stay at warnings below 9."""
+    text = os.environ.get("DEBUG", "0")
+    level = int(text) if text.isdigit() else 1
+    logging.basicConfig(format="%(asctime)s %(levelname).1s %(name)s %(message)s")
+    logging.getLogger("exo").setLevel(
+        logging.WARNING if level < 1 else logging.INFO if level < 2 else logging.DEBUG
+    )
+    if level >= 9:
+        logging.getLogger().setLevel(logging.DEBUG)
+        # One line for every byte it moves says nothing about exo.
+        logging.getLogger("asyncio").setLevel(logging.INFO)
+
+
+def add_node_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that starts a node."""
+    who = parser.add_argument_group("this node")
+    who.add_argument("--node-id", help="its name in the cluster (default: kept in the data folder)")
+    who.add_argument(
+        "--inference-engine",
+        default="auto",
+        choices=("auto", "mlx", "dummy"),
+        help="what computes: auto picks the best for this machine (default)",
+    )
+    who.add_argument("--memory", help="memory a model may take here, like 12GB (default: what is free)")
+    who.add_argument(
+        "--quantize",
+        type=int,
+        choices=(2, 3, 4, 6, 8),
+        help="bits for GGUF weights that would otherwise stay float16",
+    )
+    net = parser.add_argument_group("other nodes")
+    net.add_argument("--cluster", default="exo", help="only nodes of the same name join (default exo)")
+    net.add_argument(
+        "--interface",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="network interface to find and serve nodes on, may be repeated (default: private LAN)",
+    )
+    net.add_argument("--node-host", default="", help="address to listen on for nodes")
+    net.add_argument("--node-port", type=int, default=0, help="port for nodes (default: a free one)")
+    net.add_argument(
+        "--listen-port",
+        type=int,
+        default=0,
+        help="UDP port for announcements, the same on all nodes (default 52416)",
+    )
+    net.add_argument("--broadcast-port", type=int, default=0, help="the same as --listen-port")
+    net.add_argument(
+        "--discovery-module", default="", choices=("udp", "manual", "none"), help="(default udp)"
+    )
+    net.add_argument("--peers", default="", help="host:port,host:port or a JSON file; implies manual")
+    net.add_argument(
+        "--wait-for-peers", type=int, default=0, metavar="N", help="begin when N others are here"
+    )
+    api = parser.add_argument_group("answers")
+    api.add_argument(
+        "--chatgpt-api-port", type=int, default=52415, help="port of API and tinychat"
+    )
+    api.add_argument(
+        "--chatgpt-api-host", default="127.0.0.1", help="0.0.0.0 serves the whole network"
+    )
+    api.add_argument("--default-temp", type=float, default=1.0, help="temperature where none is asked")
+    api.add_argument("--max-generate-tokens", type=int, help="longest answer where none is asked")
+    api.add_argument("--system-prompt", help="for conversations that bring none")
+    api.add_argument("--disable-tui", action="store_true", help="plain lines instead of a screen")
+
+
+def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """The node's settings from parsed flags. Imports late: `exo --help` needs none of it."""
+    from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig
+    from exo.topology.capabilities import parse_memory
+
+    if args.broadcast_port and args.listen_port and args.broadcast_port != args.listen_port:
+        raise InvalidRequest(
+            "--listen-port and --broadcast-port differ: nodes hear announcements on the port they "
+            "are sent to"
+        )
+    folder = home()
+    return NodeConfig(
+        node_id=args.node_id or node_id(folder),
+        instance_id=uuid.uuid4().hex,
+        home=folder,
+        cluster=args.cluster,
+        listen_port=args.node_port,
+        broadcast_port=args.broadcast_port or args.listen_port or DEFAULT_BROADCAST_PORT,
+        discovery=args.discovery_module or ("manual" if args.peers else "udp"),
+        interfaces=tuple(args.interface),
+        node_host=args.node_host,
+        peers=args.peers,
+        engine=args.inference_engine,
+        memory_bytes=parse_memory(args.memory) if args.memory else None,
+        quantize=args.quantize,
+    )

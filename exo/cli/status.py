@@ -1,0 +1,49 @@
+"""`exo status`: the cluster as the node on this machine sees it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from exo.cli.client import get_json
+from exo.topology.capabilities import GB
+
+
+def show_status(args: argparse.Namespace) -> int:
+    """Nodes, what is wrong with those that cannot be reached, and the plans that serve."""
+    view = asyncio.run(get_json(args.chatgpt_api_port, "/v1/topology"))
+    if args.json:
+        print(json.dumps(view, indent=2))  # noqa: T201
+        return 0
+    console = Console(soft_wrap=True)
+    console.print(_nodes(view))
+    for plan in view["plans"]:
+        console.print(f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)", style="bold")
+        for member in plan["members"]:
+            shard = member["shard"]
+            layers = f"layers {shard['start_layer']} to {shard['end_layer'] - 1}"
+            console.print(f"  {member['node_id']}  {layers}")
+        for node_id, why in plan["left_out"]:
+            console.print(f"  {node_id}  left out: {why}", style="dim")
+    return 0
+
+
+def _nodes(view: dict[str, Any]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
+    for column in ("node", "state", "machine", "memory free", "address"):
+        table.add_column(column)
+    for node in view["nodes"].values():
+        found = node["capabilities"]
+        table.add_row(
+            node["node_id"],
+            node["state"],
+            f"{found['chip']}, {found['accelerator']}" if found else node["problem"],
+            f"{found['memory_available_bytes'] / GB:.1f} GB" if found else "",
+            node["address"],
+        )
+    return table
