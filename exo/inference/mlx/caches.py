@@ -9,19 +9,15 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 
-def leaves(caches: Any) -> Iterator[Any]:
-    """The single caches inside nested lists and CacheLists; layers without one have None."""
-    if isinstance(caches, (list, tuple)):
-        for cache in caches:
-            yield from leaves(cache)
-    elif hasattr(caches, "caches"):
-        yield from leaves(caches.caches)
-    elif caches is not None:
-        yield caches
-
-
-def is_cache(value: Any) -> bool:
-    return hasattr(value, "is_trimmable") or hasattr(value, "caches")
+def leaves(value: Any) -> Iterator[Any]:
+    """The single caches in a value: inside lists, tuples and CacheLists; nothing else counts."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    elif hasattr(value, "caches"):
+        yield from leaves(value.caches)
+    elif hasattr(value, "is_trimmable"):
+        yield value
 
 
 def advance(cache: Any, tokens: int) -> None:
@@ -36,6 +32,8 @@ def advance(cache: Any, tokens: int) -> None:
         # One feature wide: any cache type then keeps its own books on offset and window.
         thin = mx.zeros((1, 1, tokens, 1))
         cache.update_and_fetch(thin, thin)
+    elif hasattr(cache, "offset"):
+        cache.offset += tokens
 
 
 def truncate(caches: Any, tokens: int) -> bool:

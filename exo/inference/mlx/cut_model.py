@@ -17,20 +17,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from exo.errors import InvalidFrame, ModelUnsupported
 from exo.inference.mlx import caches as kv
 
-_TRACE_TOKENS = 3
+_TRACE_TOKENS = (5, 7)
+"""Tokens of the two traced steps; sizes that no other axis of a model has by chance."""
+
+# What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
+# the process when a package is missing.
+_BUILD_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    RuntimeError,
+    ImportError,
+    FileNotFoundError,
+    SystemExit,
+)
 
 
 class _Left(Exception):
@@ -42,17 +58,47 @@ class _Left(Exception):
 
 
 @dataclass(frozen=True)
+class _PerToken:
+    """An array with one entry a token: its shape, where the tokens are, and the dtype this node
+    computes in."""
+
+    shape: tuple[int, ...]
+    axis: int
+    dtype: mx.Dtype
+
+    @property
+    def features(self) -> int:
+        return prod(self.shape) // self.shape[self.axis]
+
+    def to_rows(self, array: mx.array) -> mx.array:
+        return mx.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], -1)
+
+    def from_rows(self, rows: mx.array) -> mx.array:
+        others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
+        return mx.moveaxis(rows.reshape(-1, *others), 0, self.axis).astype(self.dtype)
+
+
+@dataclass(frozen=True)
 class Boundary:
-    """What one layer returns: a template with the trailing shape of each array, and the sum of
-    their sizes. Other shards get it as one row of features per token."""
+    """What crosses from one layer to the next: a template of what the layer returns, with a
+    _PerToken for each array that travels. Other shards get one row of features a token; what does
+    not travel (a layer's own keys, an offset) they see as None."""
 
     template: Any
-    features: int
+
+    @property
+    def parts(self) -> list[_PerToken]:
+        return list(_leaves(self.template, _PerToken))
+
+    @property
+    def features(self) -> int:
+        return sum(part.features for part in self.parts)
 
     def pack(self, returned: Any) -> mx.array:
         """What a layer returned, as [tokens, features]."""
-        parts = [a.reshape(a.shape[1], -1) for _, a in tree_flatten(returned)]
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+        pairs = zip(_flat(self.template), _flat(returned), strict=True)
+        rows = [part.to_rows(array) for part, array in pairs if isinstance(part, _PerToken)]
+        return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=1)
 
     def unpack(self, rows: mx.array) -> Any:
         """[tokens, features] as what the layer returned; raises InvalidFrame for another width."""
@@ -60,31 +106,18 @@ class Boundary:
             raise InvalidFrame(
                 f"hidden states have shape {list(rows.shape)}, expected [tokens, {self.features}]"
             )
-        taken = 0
+        ends = [*accumulate(part.features for part in self.parts)]
+        columns = iter(zip([0, *ends], ends, strict=False))
 
-        def take(shape: _Trailing) -> mx.array:
-            nonlocal taken
-            part = rows[:, taken : taken + shape.size]
-            taken += shape.size
-            return part.reshape(1, rows.shape[0], *shape.dims).astype(shape.dtype)
+        def fill(node: Any) -> Any:
+            if isinstance(node, (list, tuple)):
+                return type(node)(fill(item) for item in node)
+            if isinstance(node, _PerToken):
+                start, end = next(columns)
+                return node.from_rows(rows[:, start:end])
+            return None
 
-        return tree_map(take, self.template, is_leaf=lambda leaf: isinstance(leaf, _Trailing))
-
-
-@dataclass(frozen=True)
-class _Trailing:
-    """An array's shape after [1, tokens], and the dtype this node computes in."""
-
-    dims: tuple[int, ...]
-    dtype: mx.Dtype
-
-    @classmethod
-    def of(cls, array: mx.array) -> _Trailing:
-        return cls(tuple(array.shape[2:]), array.dtype)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.dims))
+        return fill(self.template)
 
 
 class Cut:
@@ -97,6 +130,7 @@ class Cut:
         self.received: Any = None
         self.keep_last = 0
         self.used_caches: set[int] = set()
+        self.passive = False  # a model that cannot be cut runs untouched
         self.trace: list[_Call] | None = None
 
     def run_layer(
@@ -106,11 +140,11 @@ class Cut:
             returned = call(*args, **kwargs)
             self.trace.append(_Call(index, (*args, *kwargs.values()), returned))
             return returned
+        if self.passive:
+            return call(*args, **kwargs)
         if index < self.start:
             return self.received
-        for value in (*args, *kwargs.values()):
-            if kv.is_cache(value):
-                self.used_caches.update(map(id, kv.leaves(value)))
+        self.used_caches.update(map(id, kv.leaves([*args, *kwargs.values()])))
         returned = call(*args, **kwargs)
         if index + 1 < self.end:
             return returned
@@ -178,7 +212,7 @@ class CutModel:
         try:
             # trust_remote_code stays False: a checkpoint never brings code.
             model, config = load_model(self._path, lazy=True)
-        except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError) as error:
+        except _BUILD_ERRORS as error:
             raise ModelUnsupported(
                 f"mlx-lm cannot build the model in {self._path}: {type(error).__name__}: {error}"
             ) from error
@@ -210,51 +244,70 @@ class CutModel:
         cut.received = self.boundaries[start - 1].unpack(rows) if rows is not None else None
         cut.keep_last = 1 if want_logits else 0
         cut.used_caches = set()
+        result: mx.array | None
         try:
             logits = self.model(token_ids[None], cache=caches)
-            result: mx.array | None = logits[0, -1]
+            result = logits[0, -1] if want_logits else None
         except _Left as left:
             result = self.boundaries[end - 1].pack(left.returned) if end < self.n_layers else None
         finally:
             cut.received = None
         for cache_leaf in kv.leaves(caches):
-            if id(cache_leaf) not in cut.used_caches:
+            if not cut.passive and id(cache_leaf) not in cut.used_caches:
                 kv.advance(cache_leaf, token_ids.size)
         return result
 
     def _trace(self) -> tuple[list[Boundary], frozenset[int] | None, str]:
-        """Run the whole model on a few tokens, lazily, and watch what passes between layers.
+        """Run the whole model twice on a few tokens, lazily, and watch what passes between layers.
 
         Returns the boundary after each layer, where the model may be cut (None: everywhere), and
         why not elsewhere.
         """
-        self._cut.trace = calls = []
-        token_ids = mx.zeros((1, _TRACE_TOKENS), mx.int32)
-        try:
-            self.model(token_ids, cache=self.new_caches())
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise ModelUnsupported(
-                f"{self.model_type}: mlx-lm's forward pass fails: {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            self._cut.trace = None
-        order = [call.index for call in calls]
-        if order != list(range(self.n_layers)):
-            why = "runs its layers more than once, in another order, or not as a whole"
+        caches = self.new_caches()
+        first, second = (self._traced(tokens, caches) for tokens in _TRACE_TOKENS)
+        if [call.index for call in first] != list(range(self.n_layers)):
+            why = "it runs its layers more than once, in another order, or not as a whole"
+            self._cut.passive = True
             return [], frozenset(), why
-        boundaries = []
-        refused: dict[int, str] = {}
-        for call in calls:
-            boundary = _boundary(call.returned)
-            if boundary is None:
-                refused[call.index + 1] = f"layer {call.index} returns more than values per token"
-            boundaries.append(boundary or Boundary(None, 0))
-        refused |= _crossings(calls)
+        boundaries = [
+            Boundary(_template(a.returned, b.returned)) for a, b in zip(first, second, strict=True)
+        ]
+        refused = _crossings(first, boundaries)
+        if next(_arrays_of_unknown_origin(first), None) is not None:
+            refused |= self._failing_cuts(boundaries)
+        refused.pop(0, None)
         refused.pop(self.n_layers, None)
         if not refused:
             return boundaries, None, ""
         allowed = frozenset(range(1, self.n_layers)) - refused.keys()
         return boundaries, allowed, "; ".join(sorted(set(refused.values())))
+
+    def _traced(self, tokens: int, caches: list[Any]) -> list[_Call]:
+        self._cut.trace = calls = []
+        try:
+            self.model(mx.zeros((1, tokens), mx.int32), cache=caches)
+        except _BUILD_ERRORS as error:
+            raise ModelUnsupported(
+                f"{self.model_type}: mlx-lm's forward pass fails: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self._cut.trace = None
+        return calls
+
+    def _failing_cuts(self, boundaries: list[Boundary]) -> dict[int, str]:
+        """Cuts whose second half cannot even be built."""
+        self.boundaries = boundaries
+        refused = {}
+        for cut in range(1, self.n_layers):
+            rows = mx.zeros((1, boundaries[cut - 1].features))
+            token = mx.zeros((1,), mx.int32)
+            try:
+                self.forward(
+                    cut, self.n_layers, token, rows, self.new_caches(), want_logits=True
+                )
+            except _BUILD_ERRORS:
+                refused[cut] = "later layers need more of earlier ones than the hidden states"
+        return refused
 
     def parameter_bytes(self, index: int) -> int:
         return sum(a.nbytes for _, a in tree_flatten(self.layers[index].parameters()))
@@ -271,40 +324,62 @@ class CutModel:
         return [module for module in self.model.modules() if id(module) not in inside]
 
 
-def _boundary(returned: Any) -> Boundary | None:
-    """The boundary if every array is [1, tokens, ...], else None."""
-    found = [a for _, a in tree_flatten(returned)]
-    if not found or not all(
-        isinstance(a, mx.array) and a.ndim >= 3 and a.shape[:2] == (1, _TRACE_TOKENS) for a in found
-    ):
-        return None
-    return Boundary(tree_map(_Trailing.of, returned), sum(_Trailing.of(a).size for a in found))
+def _template(first: Any, second: Any) -> Any:
+    """What a layer returned in both traces, with a _PerToken where an array has an axis that grew
+    with the tokens of the step (and not with those before, as its keys do), else None."""
+    if isinstance(first, (list, tuple)):
+        return tuple(_template(a, b) for a, b in zip(first, second, strict=True))
+    if isinstance(first, mx.array) and isinstance(second, mx.array):
+        for axis, sizes in enumerate(zip(first.shape, second.shape, strict=True)):
+            if sizes == _TRACE_TOKENS:
+                return _PerToken(tuple(first.shape), axis, first.dtype)
+    return None
 
 
-def _crossings(calls: list[_Call]) -> dict[int, str]:
-    """Cuts that something other than the last layer's result would have to cross."""
+def _crossings(calls: list[_Call], boundaries: list[Boundary]) -> dict[int, str]:
+    """Cuts that something would have to cross which does not travel, and what it is."""
     refused: dict[int, str] = {}
     first_user: dict[int, int] = {}
-    made_by: dict[int, int] = {}
-    for call in calls:
+    made_by: dict[int, tuple[int, bool]] = {}
+    for call, boundary in zip(calls, boundaries, strict=True):
         for value in call.arguments:
-            if kv.is_cache(value):
-                for leaf in kv.leaves(value):
-                    earlier = first_user.setdefault(id(leaf), call.index)
-                    for cut in range(earlier + 1, call.index + 1):
-                        refused[cut] = f"layers {earlier} and {call.index} share a KV cache"
-            for array in _arrays(value):
-                maker = made_by.get(id(array), call.index)
-                for cut in range(maker + 2, call.index + 1):
-                    refused[cut] = f"layer {call.index} reads what layer {maker} made"
-        for array in _arrays(call.returned):
-            made_by.setdefault(id(array), call.index)
+            if isinstance(value, dict):
+                refused |= dict.fromkeys(range(1, len(calls)), "layers share state in a dictionary")
+            for leaf in kv.leaves(value):
+                earlier = first_user.setdefault(id(leaf), call.index)
+                for cut in range(earlier + 1, call.index + 1):
+                    refused[cut] = "layers share a KV cache"
+            for array in _leaves(value, mx.array):
+                maker, travels = made_by.get(id(array), (call.index, True))
+                for cut in range(maker + (2 if travels else 1), call.index + 1):
+                    refused[cut] = "later layers read what earlier ones made"
+        if not boundary.parts:
+            refused[call.index + 1] = f"layer {call.index} returns nothing per token"
+        for part, array in zip(_flat(boundary.template), _flat(call.returned), strict=True):
+            if isinstance(array, mx.array):
+                made_by[id(array)] = (call.index, isinstance(part, _PerToken))
     return refused
 
 
-def _arrays(value: Any) -> Iterator[mx.array]:
-    if isinstance(value, mx.array):
-        yield value
-    elif isinstance(value, (list, tuple)):
+def _arrays_of_unknown_origin(calls: list[_Call]) -> Iterator[mx.array]:
+    """Arrays that reach a later layer and neither reached the first nor were returned by one:
+    masks of another kind, or something read out of a KV cache."""
+    known = {id(array) for array in _leaves(calls[0].arguments, mx.array)}
+    for previous, call in pairwise(calls):
+        known |= {id(array) for array in _leaves(previous.returned, mx.array)}
+        # The first argument is the layer's input, whatever the model does to it in between.
+        for array in _leaves(call.arguments[1:], mx.array):
+            if id(array) not in known:
+                yield array
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _arrays(item)
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _leaves(value: Any, kind: type) -> Iterator[Any]:
+    return (leaf for leaf in _flat(value) if isinstance(leaf, kind))

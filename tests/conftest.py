@@ -1,0 +1,28 @@
+"""Shared by all tests: no test takes the user's node id or models, and none leaves loopback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+
+@pytest.fixture(scope="session")
+def exo_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data folder for the whole session: the default model is fetched and converted once."""
+    home = Path(os.environ.get("EXO_TEST_HOME") or tmp_path_factory.mktemp("exo"))
+    before = os.environ.get("EXO_HOME")
+    os.environ["EXO_HOME"] = str(home)
+    yield home
+    if before is None:
+        del os.environ["EXO_HOME"]
+    else:
+        os.environ["EXO_HOME"] = before

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import psutil
+import pytest
+
+from exo.errors import InvalidRequest
+from exo.topology.capabilities import cgroup_memory, parse_memory, probe, refreshed
+
+
+def test_the_probe_describes_this_machine() -> None:
+    found = probe()
+    assert 0 < found.memory_available_bytes <= found.memory_total_bytes
+    assert found.memory_total_bytes <= psutil.virtual_memory().total or found.accelerator == "cuda"
+    assert found.cores >= 1
+    assert found.chip
+    assert refreshed(found).chip == found.chip
+
+
+def test_memory_can_be_overridden() -> None:
+    found = probe(parse_memory("3GB"))
+    assert found.memory_total_bytes == found.memory_available_bytes == 3 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("12GB", 12 * 10**9), ("512 MiB", 512 * 2**20), ("1.5g", 15 * 10**8), ("77", 77)],
+)
+def test_memory_is_read_as_people_write_it(text: str, expected: int) -> None:
+    assert parse_memory(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "much", "-3GB", "0", "1.2.3GB", "12XB"])
+def test_other_memory_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="write it like 12GB"):
+        parse_memory(text)
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "system.slice" / "exo.service"
+    inner.mkdir(parents=True)
+    (tmp_path / "system.slice" / "memory.max").write_text("4000\n")
+    (tmp_path / "system.slice" / "memory.current").write_text("1500\n")
+    (inner / "memory.max").write_text("max\n")
+    assert cgroup_memory(tmp_path, "/system.slice/exo.service") == (4000, 1500)
+    (inner / "memory.max").write_text("3000\n")
+    (inner / "memory.current").write_text("100\n")
+    assert cgroup_memory(tmp_path, "/system.slice/exo.service") == (3000, 100)
+
+
+def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
+    v1 = tmp_path / "memory"
+    v1.mkdir()
+    (v1 / "memory.limit_in_bytes").write_text("9223372036854771712")
+    assert cgroup_memory(tmp_path, "/") == (0, 0)
