@@ -1,0 +1,242 @@
+"""Real exo processes on loopback, as tests start, watch, ask and stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+START_S = 30.0
+"""How long a process may take to answer; the machine may be busy with other tests."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
+    """Wait until `condition` (a coroutine function or a function) is true; its value."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:.0f} s in vain for: {what}")
+        await asyncio.sleep(0.02)
+
+
+class ApiError(Exception):
+    """An error the API answered with, before or in a stream."""
+
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
+        super().__init__(f"{status} {error}")
+        self.status = status
+        self.code = error["code"]
+        self.message = error["message"]
+        self.param = error["param"]
+
+
+@dataclass
+class ExoProcess:
+    """One `exo` of a cluster. `log` is its stdout and stderr."""
+
+    name: str
+    home: Path
+    cluster: str
+    broadcast_port: int
+    log: Path
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    node_port: int = field(default_factory=free_port)
+    api_port: int = field(default_factory=free_port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.api_port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "exo.cli.main", "--disable-tui", "--interface", "lo"]
+        command += ["--node-id", self.name, "--cluster", self.cluster]
+        command += ["--broadcast-port", str(self.broadcast_port)]
+        command += ["--node-port", str(self.node_port)]
+        command += ["--chatgpt-api-port", str(self.api_port), *self.arguments]
+        environment = os.environ | {"EXO_HOME": str(self.home), "DEBUG": "9"} | self.environment
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    @property
+    def lives(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        """Ctrl-C, and SIGKILL if it does not help."""
+        if not self.lives:
+            return
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.name} did not end on Ctrl-C:\n{self.tail()}") from None
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    # What clients do --------------------------------------------------------------------------
+
+    async def get(self, path: str, timeout_s: float = 5) -> Any:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            async with session.get(self.url + path) as response:
+                body = await response.json()
+                if response.status != 200:
+                    raise ApiError(response.status, body["error"])
+                return body
+
+    async def answers(self) -> bool:
+        if not self.lives:
+            raise AssertionError(f"{self.name} died:\n{self.tail()}")
+        try:
+            return bool(await self.get("/healthcheck", 1))
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def live_nodes(self) -> set[str]:
+        nodes = (await self.get("/v1/topology"))["nodes"]
+        return {name for name, node in nodes.items() if node["state"] in ("self", "alive")}
+
+    async def ring(self, model: str = "dummy") -> list[str]:
+        """The members of the model's published plan, head first; empty without one."""
+        plans = (await self.get("/v1/topology"))["plans"]
+        return [m["node_id"] for p in plans if p["model_id"] == model for m in p["members"]]
+
+    async def chat(self, prompt: str = "hello", model: str = "dummy", **body: Any) -> str:
+        """The whole text of an answer that is not streamed."""
+        choice = (await self.completion(prompt, model, **body))["choices"][0]
+        return str(choice["message"]["content"])
+
+    async def completion(self, prompt: str = "hello", model: str = "dummy", **body: Any) -> Any:
+        body = _body(prompt, model, body)
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{self.url}/v1/chat/completions", json=body) as response:
+                answer = await response.json()
+                if response.status != 200:
+                    raise ApiError(response.status, answer["error"])
+                return answer
+
+    async def stream(
+        self, prompt: str = "hello", model: str = "dummy", **body: Any
+    ) -> AsyncIterator[str]:
+        """The pieces of a streamed answer."""
+        body = _body(prompt, model, body) | {"stream": True}
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{self.url}/v1/chat/completions", json=body) as response:
+                if response.status != 200:
+                    raise ApiError(response.status, (await response.json())["error"])
+                async for line in response.content:
+                    text = line.decode().strip()
+                    if text == "data: [DONE]":
+                        return
+                    if text.startswith("data: "):
+                        event = json.loads(text[6:])
+                        if "error" in event:
+                            raise ApiError(200, event["error"])
+                        for choice in event["choices"]:
+                            if choice["delta"].get("content"):
+                                yield choice["delta"]["content"]
+
+
+def _body(prompt: str, model: str, extra: dict[str, Any]) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12} | extra
+
+
+class Cluster:
+    """Processes that share a cluster name of their own, so tests never meet."""
+
+    def __init__(self, folder: Path, home: Path | None = None) -> None:
+        self._folder = folder
+        self._home = home or folder / "home"
+        self._cluster = uuid.uuid4().hex[:8]
+        self._broadcast_port = free_port()
+        self.nodes: dict[str, ExoProcess] = {}
+
+    def add(
+        self, name: str, *arguments: str, engine: str = "dummy", **environment: str
+    ) -> ExoProcess:
+        """Start a node."""
+        node = ExoProcess(
+            name,
+            self._home,
+            self._cluster,
+            self._broadcast_port,
+            self._folder / f"{name}.log",
+            ("--inference-engine", engine, *arguments),
+            environment,
+        )
+        self.nodes[name] = node
+        node.start()
+        return node
+
+    async def together(self, *names: str) -> None:
+        """Wait until the named nodes (default: all) answer and see each other, and nobody else."""
+        wanted = set(names or self.nodes)
+        for name in wanted:
+            await until(self.nodes[name].answers, f"{name} answers")
+        for name in wanted:
+            node = self.nodes[name]
+
+            async def sees_all(node: ExoProcess = node) -> bool:
+                return await node.live_nodes() == wanted
+
+            await until(sees_all, f"{name} sees {sorted(wanted)}\n{node.tail()}")
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            if node.lives:
+                node.send(signal.SIGCONT)
+                node.send(signal.SIGINT)
+        for node in self.nodes.values():
+            node.stop()
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder: Path, home: Path | None = None) -> AsyncIterator[Cluster]:
+    """A cluster that is stopped at the end whatever happens."""
+    made = Cluster(folder, home)
+    try:
+        yield made
+    finally:
+        await asyncio.to_thread(made.stop)

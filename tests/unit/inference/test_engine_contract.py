@@ -1,0 +1,143 @@
+"""What every engine promises, on the dummy engine and on MLX with a tiny model."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo
+from exo.errors import CacheMiss, EngineFailed, InvalidFrame, ModelUnsupported
+from exo.inference.dummy.engine import DummyEngine, Faults
+from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.mlx.engine import MLXEngine
+from exo.inference.sampling import SamplingParams
+from exo.shard import Shard
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    zoo.write_checkpoint("llama", path)
+    return path
+
+
+@pytest.fixture(params=["dummy", "mlx"])
+async def loaded(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[tuple]:
+    engine: InferenceEngine = DummyEngine(Faults()) if request.param == "dummy" else MLXEngine()
+    description = await engine.describe("m", folder)
+    shard = Shard("m", 0, description.n_layers, description.n_layers)
+    seen: list[tuple[int, int]] = []
+    await engine.load(shard, folder, lambda done, total: seen.append((done, total)))
+    assert seen[0][0] == 0 and seen[-1][0] == seen[-1][1] > 0
+    yield engine, shard
+    await engine.close()
+
+
+def part(start: int, tokens: list[int], sequence: str = "s") -> ForwardBatch:
+    ids = np.array(tokens, np.int32)
+    return ForwardBatch((Slice(sequence, start, len(tokens), GREEDY),), ids)
+
+
+async def tokens_of(engine: InferenceEngine, shard: Shard, *batches: ForwardBatch) -> list[int]:
+    found = []
+    for batch in batches:
+        found += [t.token_id for t in (await engine.forward(shard, batch, None)).tokens]
+    return found
+
+
+async def test_the_same_prompt_gives_the_same_token_however_it_is_cut(loaded: tuple) -> None:
+    engine, shard = loaded
+    whole = await tokens_of(engine, shard, part(0, [5, 6, 7, 8, 9]))
+    pieces = await tokens_of(engine, shard, part(0, [5, 6], "t"), part(2, [7, 8, 9], "t"))
+    assert pieces[-1:] == whole
+
+
+async def test_a_smaller_start_truncates(loaded: tuple) -> None:
+    engine, shard = loaded
+    await tokens_of(engine, shard, part(0, [5, 6, 7, 8, 9]))
+    again = await tokens_of(engine, shard, part(3, [1, 2]))
+    assert again == await tokens_of(engine, shard, part(0, [5, 6, 7, 1, 2], "fresh"))
+
+
+async def test_a_larger_start_is_a_cache_miss(loaded: tuple) -> None:
+    engine, shard = loaded
+    await tokens_of(engine, shard, part(0, [5, 6]))
+    for batch in (part(3, [7]), part(1, [7], "unknown")):
+        with pytest.raises(CacheMiss, match="the KV cache holds"):
+            await engine.forward(shard, batch, None)
+
+
+async def test_sequences_of_different_lengths_share_a_step(loaded: tuple) -> None:
+    engine, shard = loaded
+    batch = ForwardBatch(
+        (Slice("a", 0, 3, GREEDY), Slice("b", 0, 1), Slice("c", 0, 5, GREEDY)),
+        np.array([5, 6, 7, 1, 9, 8, 7, 6, 5], np.int32),
+    )
+    together = (await engine.forward(shard, batch, None)).tokens
+    assert [token.sequence_id for token in together] == ["a", "c"]
+    alone = await tokens_of(
+        engine, shard, part(0, [5, 6, 7], "x"), part(0, [9, 8, 7, 6, 5], "y")
+    )
+    assert [token.token_id for token in together] == alone
+
+
+async def test_released_sequences_are_forgotten(loaded: tuple) -> None:
+    engine, shard = loaded
+    await tokens_of(engine, shard, part(0, [5, 6]))
+    assert engine.sequence_count == 1
+    await engine.release(["s", "never seen"])
+    assert engine.sequence_count == 0
+    with pytest.raises(CacheMiss):
+        await engine.forward(shard, part(2, [7]), None)
+
+
+async def test_a_step_that_lies_about_its_shape_is_refused(loaded: tuple) -> None:
+    engine, shard = loaded
+    with pytest.raises(InvalidFrame, match="add up"):
+        ForwardBatch((Slice("s", 0, 2),), np.array([1, 2, 3], np.int32))
+    later = Shard("m", 1, shard.n_layers, shard.n_layers)
+    await engine.load(later, Path(), lambda done, total: None)
+    for states in (None, np.zeros((2, 4), np.float32), np.zeros((1, 3), np.float32)):
+        with pytest.raises((InvalidFrame, EngineFailed)):
+            await engine.forward(later, part(0, [1]), states)
+
+
+async def test_a_failure_drops_the_caches_of_its_step_and_the_next_step_runs() -> None:
+    engine = DummyEngine(Faults(forward=2))
+    shard = Shard("m", 0, 8, 8)
+    expected = await tokens_of(engine, shard, part(0, [5, 6, 7]))
+    with pytest.raises(EngineFailed, match="dummy fault in forward"):
+        await engine.forward(shard, part(3, [8]), None)
+    assert engine.sequence_count == 0
+    assert await tokens_of(engine, shard, part(0, [5, 6, 7])) == expected
+    await engine.close()
+
+
+async def test_shards_of_one_model_share_layers_and_give_them_back(folder: Path) -> None:
+    engine = MLXEngine()
+    await engine.describe("m", folder)
+    n = zoo.LAYERS
+    first, second = Shard("m", 0, 4, n), Shard("m", 2, n, n)
+    read: list[int] = []
+    await engine.load(first, folder, lambda done, total: read.append(total))
+    four_layers = read[-1]
+    read.clear()
+    await engine.load(second, folder, lambda done, total: read.append(total))
+    assert read[-1] == four_layers // 2, "layers 2 and 3 are there already"
+    await engine.unload(first)
+    read.clear()
+    await engine.load(first, folder, lambda done, total: read.append(total))
+    assert read[-1] == four_layers // 2, "layers 0 and 1 were given back"
+    await engine.close()
+
+
+async def test_a_checkpoint_no_class_fits_is_refused_by_name(tmp_path: Path) -> None:
+    engine = MLXEngine()
+    for config in ('{"model_type": "no_such_thing"}', '{"model_type": "olmo"}', "{"):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises((ModelUnsupported, EngineFailed)):
+            await engine.describe("m", tmp_path)
+    await engine.close()
