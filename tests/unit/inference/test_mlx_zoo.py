@@ -11,7 +11,11 @@ from exo.errors import ModelUnsupported
 NOT_HERE = {"bitnet", "muse_spark", "prism_hadamard_qwen35"}
 
 
-@pytest.mark.parametrize("model_type", zoo.architectures())
+# Unsplit, in mlx-lm alone, it writes outside its memory on a CPU and aborts the process.
+CRASHES = {"phi3small"}
+
+
+@pytest.mark.parametrize("model_type", sorted(set(zoo.architectures()) - CRASHES))
 def test_split_equals_unsplit(model_type: str, tmp_path: Path) -> None:
     try:
         description, errors = zoo.split_errors(model_type, tmp_path / "model")

@@ -1,0 +1,329 @@
+"""Whatever comes to a node's port, in any phase of a session: the process lives, what it holds is
+back at its baseline, and the next request gives the exact tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import psutil
+import pytest
+
+from cluster import Cluster, ExoProcess, cluster, until
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
+from exo.networking.messages import PROTOCOL
+
+ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
+
+# --- ways to be a bad peer on a raw connection -------------------------------------------------
+
+
+def connect(node: ExoProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", node.node_port), timeout=5)
+
+
+def fin(node: ExoProcess) -> None:
+    connect(node).close()
+
+
+def rst(node: ExoProcess) -> None:
+    with connect(node) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def http_get(node: ExoProcess) -> None:
+    with connect(node) as s:
+        s.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        _read_some(s)
+
+
+def tls_hello(node: ExoProcess) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with connect(node) as s, pytest.raises((ssl.SSLError, OSError)):
+        context.wrap_socket(s)
+
+
+def noise(node: ExoProcess) -> None:
+    with connect(node) as s:
+        try:
+            s.sendall(os.urandom(2**20))
+            _read_some(s)
+        except OSError:
+            pass  # refused in the middle of it
+
+
+def lying_length(node: ExoProcess) -> None:
+    with connect(node) as s:
+        # HTTP/2's preface, then a frame that says it is 16 MiB and is not.
+        s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01abc")
+        _read_some(s)
+
+
+def _read_some(s: socket.socket) -> None:
+    s.settimeout(0.3)
+    try:
+        while s.recv(4096):
+            pass
+    except OSError:
+        pass
+
+
+RAW = [fin, rst, http_get, tls_hello, noise, lying_length]
+
+
+@pytest.fixture
+async def ring(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path) as c:
+        for role, memory in ROLES.items():
+            faults = "delay=0.005" if role != "api" else ""
+            c.add(role, "--memory", memory, EXO_DUMMY_FAULTS=faults)
+        await c.together()
+        yield c
+
+
+async def holdings(c: Cluster) -> dict[str, tuple[int, ...]]:
+    """What each process holds: tasks, sequences, plans, descriptors."""
+    found = {}
+    for name, node in c.nodes.items():
+        status = (await node.get("/v1/topology"))["status"]
+        assert node.process is not None
+        descriptors = psutil.Process(node.process.pid).num_fds()
+        found[name] = (status["tasks"], status["sequences"], len(status["places"]), descriptors)
+    return found
+
+
+def memory(c: Cluster) -> dict[str, int]:
+    return {
+        name: psutil.Process(node.process.pid).memory_info().rss
+        for name, node in c.nodes.items()
+        if node.process is not None
+    }
+
+
+async def unharmed(
+    c: Cluster, misbehave: Callable[[ExoProcess], Awaitable[None]], times: int = 3
+) -> None:
+    """Baseline, misbehaviour towards every role, the same baseline, the same tokens."""
+    expected = await c.nodes["api"].chat("exact")
+    assert await c.nodes["middle"].chat("exact") == expected
+    before, memory_before = await settled(c), memory(c)
+    for node in c.nodes.values():
+        for _ in range(times):
+            await misbehave(node)
+
+    async def back_at_baseline() -> bool:
+        assert all(node.lives for node in c.nodes.values())
+        now = await holdings(c)
+        return all(
+            all(a <= b + 1 for a, b in zip(now[name], before[name], strict=True)) for name in now
+        )
+
+    try:
+        await until(back_at_baseline, "everything is freed", 15)
+    except AssertionError as error:
+        raise AssertionError(f"before {before}\nnow {await holdings(c)}") from error
+    for name, rss in memory(c).items():
+        assert rss < memory_before[name] + 60 * 2**20, f"{name} grew"
+    for role in ("api", "head"):
+        assert await c.nodes[role].chat("exact") == expected
+    assert await c.nodes["api"].ring() == ["head", "middle", "tail"]
+
+
+async def settled(c: Cluster) -> dict[str, tuple[int, ...]]:
+    """The baseline, once requests before it have left nothing behind."""
+    last = await holdings(c)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.3)
+        now = await holdings(c)
+        if now == last:
+            break
+        last = now
+    return last
+
+
+@pytest.mark.parametrize("way", RAW)
+async def test_on_a_bare_connection(ring: Cluster, way: Callable[[ExoProcess], None]) -> None:
+    async def misbehave(node: ExoProcess) -> None:
+        await asyncio.to_thread(way, node)
+
+    await unharmed(ring, misbehave)
+
+
+# --- a peer that speaks the protocol and then misbehaves ---------------------------------------
+
+
+class Liar:
+    """A raw client of one node's gRPC port."""
+
+    def __init__(self, node: ExoProcess) -> None:
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{node.node_port}")
+        self.stub = NodeServiceStub(self.channel)
+
+    async def __aenter__(self) -> Liar:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+
+
+def hello_request(**changes: object) -> pb.HelloRequest:
+    fields = {"protocol": PROTOCOL, "cluster": "x", "node_id": "liar", "instance_id": "1"}
+    return pb.HelloRequest(**fields | {"port": 9} | changes)
+
+
+async def wrong_hello(node: ExoProcess) -> None:
+    async with Liar(node) as liar:
+        for request in (
+            hello_request(),
+            hello_request(protocol=99),
+            hello_request(cluster=node.cluster, node_id=node.name),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await liar.stub.Hello(request, timeout=5)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def hello_and_gone(node: ExoProcess) -> None:
+    """The root that dies before the config. Its port leads nowhere, so it stays a stranger."""
+    async with Liar(node) as liar:
+        await liar.stub.Hello(hello_request(cluster=node.cluster), timeout=5)
+
+
+async def heartbeat_and_gone(node: ExoProcess) -> None:
+    async with Liar(node) as liar:
+        call = liar.stub.Heartbeats(metadata=(("exo-node-id", "liar"),))
+        await call.write(pb.Heartbeat(counter=1))
+        assert not (await call.read()).sees_you
+
+
+async def prepare_and_gone(node: ExoProcess) -> None:
+    async with Liar(node) as liar:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in liar.stub.Prepare(pb.PrepareRequest(model_id="no such model")):
+                pass
+        assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+        call = liar.stub.Prepare(pb.PrepareRequest(model_id="dummy"))
+        await call.read()
+        call.cancel()
+
+
+def lying_plan(node: ExoProcess, end: int = 8) -> pb.Plan:
+    shard = pb.Shard(model_id="dummy", start_layer=0, end_layer=end, n_layers=8)
+    member = pb.Plan.Member(node_id=node.name, shard=shard)
+    return pb.Plan(
+        model_id="dummy", epoch=1, planner_id="liar", checkpoint="x", members=[member], hash="0"
+    )
+
+
+async def lying_load(node: ExoProcess) -> None:
+    async with Liar(node) as liar:
+        for plan in (pb.Plan(), lying_plan(node), lying_plan(node, end=5), lying_plan(node, end=9)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in liar.stub.LoadShard(pb.LoadShardRequest(plan=plan)):
+                    pass
+            assert refused.value.code() in (
+                grpc.StatusCode.ABORTED,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            )
+
+
+async def lying_frames(node: ExoProcess) -> None:
+    """Frames of no plan, of another plan than the stream's, and ones that lie about their shape."""
+    plan = (await node.get("/v1/topology"))["plans"][0]["hash"]
+    slices = [pb.Slice(sequence_id="s", start=0, length=2)]
+    tensor = pb.Tensor(dtype="float32", shape=[2, 4], data=bytes(32))
+    frames = [
+        ("nothing", pb.RingFrame(plan_hash="nothing", release=pb.Release(sequence_ids=["s"]))),
+        (plan, pb.RingFrame(plan_hash="another", release=pb.Release(sequence_ids=["s"]))),
+        (plan, pb.RingFrame(plan_hash=plan)),
+        (plan, _step(plan, slices, [1], tensor)),
+        (plan, _step(plan, slices, [1, 2], pb.Tensor(dtype="float32", shape=[2, 9], data=b"x"))),
+        (plan, _step(plan, slices, [1, 2], pb.Tensor(dtype="object", shape=[1], data=b"12345678"))),
+        (plan, _step(plan, slices, [1, 2**31], tensor)),
+        (plan, _step(plan, slices, [1, 2], tensor, number=0)),
+    ]
+    for stream_plan, frame in frames:
+        async with Liar(node) as liar:
+            call = liar.stub.Ring(metadata=(("exo-plan", stream_plan),))
+            await call.write(frame)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() in (
+                grpc.StatusCode.ABORTED,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            )
+
+
+def _step(
+    plan: str, slices: list[pb.Slice], tokens: list[int], tensor: pb.Tensor, number: int = 10**9
+) -> pb.RingFrame:
+    step = pb.Step(number=number, slices=slices, token_ids=tokens, hidden_states=tensor)
+    return pb.RingFrame(plan_hash=plan, step=step)
+
+
+async def false_failure(node: ExoProcess) -> None:
+    async with Liar(node) as liar:
+        error = pb.Error(code="engine_failed", message="a lie")
+        failure = pb.StepFailure(plan_hash="nothing", step=1, node_id="liar", error=error)
+        await liar.stub.ReportFailure(failure, timeout=5)
+
+
+def generate_and_gone(prompt_tokens: int, read: int) -> Callable[[ExoProcess], Awaitable[None]]:
+    async def misbehave(node: ExoProcess) -> None:
+        """An API node that dies in prefill, or after some tokens of decode."""
+        plan = (await node.get("/v1/topology"))["plans"][0]["hash"]
+        request = pb.GenerateRequest(
+            plan_hash=plan,
+            sequence_id=os.urandom(4).hex(),
+            prompt=[65] * prompt_tokens,
+            sampling=pb.Sampling(temperature=0, top_p=1, repetition_penalty=1),
+            max_tokens=1000,
+        )
+        async with Liar(node) as liar:
+            call = liar.stub.Generate(request)
+            if node.name != "head":
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    async for _ in call:
+                        pass
+                assert refused.value.code() == grpc.StatusCode.ABORTED
+                return
+            for _ in range(read):
+                await call.read()
+
+    return misbehave
+
+
+async def retire_nothing(node: ExoProcess) -> None:
+    async with Liar(node) as liar:
+        await liar.stub.RetirePlan(pb.RetirePlanRequest(plan_hash="nothing"), timeout=5)
+        await liar.stub.Goodbye(pb.GoodbyeRequest(node_id="liar", instance_id="2"), timeout=5)
+
+
+SPOKEN = {
+    "hello: wrong": wrong_hello,
+    "hello: gone before the config": hello_and_gone,
+    "hello: one heartbeat and gone": heartbeat_and_gone,
+    "plan: prepare and gone": prepare_and_gone,
+    "load: a plan that lies": lying_load,
+    "decode: frames that lie": lying_frames,
+    "decode: a failure that is none": false_failure,
+    "prefill: the client's node dies": generate_and_gone(2000, 0),
+    "decode: the client's node dies": generate_and_gone(5, 3),
+    "release: of what is not there": retire_nothing,
+}
+
+
+@pytest.mark.parametrize("phase", SPOKEN)
+async def test_in_the_protocol(ring: Cluster, phase: str) -> None:
+    await unharmed(ring, SPOKEN[phase], times=2)

@@ -1,0 +1,94 @@
+"""Killing or stopping any node at any moment: the others live, clients hear of it within seconds,
+the next request is served by who is left, and a node that comes back is used again."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import ApiError, Cluster, cluster, until
+
+# Memory makes the ring's order; `api` is too small for a layer, so it only serves clients.
+ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
+IN_TIME_S = 5.0
+
+
+def start(c: Cluster, role: str) -> None:
+    faults = "delay=0.03,load_delay=1.0" if role != "api" else ""
+    c.add(role, "--memory", ROLES[role], EXO_DUMMY_FAULTS=faults)
+
+
+async def ask(c: Cluster, via: str, phase: str) -> str:
+    # Two chunks of prefill, or a long answer.
+    prompt = "x" * 3000 if phase == "prefill" else "hello"
+    return await c.nodes[via].chat(prompt, max_tokens=12 if phase == "prefill" else 60)
+
+
+async def reach(c: Cluster, phase: str, asked: asyncio.Task[str]) -> None:
+    """Wait until the request is in the phase."""
+    if phase == "load":
+        await until(lambda: "loading" in _log(c, "middle"), "shards are being loaded")
+        return
+    await until(lambda: _steps(c) >= 3, f"the request is in {phase}")
+    assert not asked.done()
+
+
+def _log(c: Cluster, role: str) -> str:
+    return c.nodes[role].log.read_text(errors="replace")
+
+
+def _steps(c: Cluster) -> int:
+    return _log(c, "tail").count("runs step")
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("phase", ["load", "prefill", "decode"])
+async def test_any_node_may_die_at_any_moment(
+    phase: str, way: signal.Signals, tmp_path: Path
+) -> None:
+    async with cluster(tmp_path) as c:
+        for role in ROLES:
+            start(c, role)
+        await c.together()
+        for victim in ROLES:
+            via = "api" if victim != "api" else "middle"
+            if phase == "load":
+                # Only a plan that is new is loaded: all shards must be gone.
+                for role in ROLES:
+                    c.nodes[role].kill()
+                    c.nodes[role].log.write_text("")
+                    start(c, role)
+                await c.together()
+            for role in ROLES:
+                c.nodes[role].log.write_text("")
+            asked = asyncio.create_task(ask(c, via, phase))
+            await reach(c, phase, asked)
+            c.nodes[victim].send(way)
+            began = time.monotonic()
+            try:
+                await asyncio.wait_for(asked, 20 if phase == "load" or victim == "api" else IN_TIME_S)
+            except ApiError as error:
+                assert victim != "api"
+                assert error.code in ("peer_unavailable", "step_timeout", "plan_mismatch"), error
+            others = [role for role in ROLES if role != victim]
+            await c.together(*others)
+            if phase != "load":
+                assert time.monotonic() - began < IN_TIME_S or victim == "api"
+            answer = await c.nodes[via].chat()
+            assert len(answer) == 12
+            assert await c.nodes[via].ring() == [r for r in others if r != "api"]
+            if way is signal.SIGSTOP:
+                c.nodes[victim].send(signal.SIGCONT)
+            else:
+                c.nodes[victim].process.wait()
+                start(c, victim)
+            await c.together()
+
+            async def used_again() -> bool:
+                return await c.nodes[via].ring() == ["head", "middle", "tail"]
+
+            await until(used_again, "the node that came back is used")
+            assert await c.nodes[via].chat() == answer
+            assert all(node.lives for node in c.nodes.values())
