@@ -221,7 +221,11 @@ class Cluster:
             async def sees_all(node: ExoProcess = node) -> bool:
                 return await node.live_nodes() == wanted
 
-            await until(sees_all, f"{name} sees {sorted(wanted)}\n{node.tail()}")
+            try:
+                await until(sees_all, f"{name} sees {sorted(wanted)}")
+            except AssertionError as error:
+                nodes = (await node.get("/v1/topology"))["nodes"]
+                raise AssertionError(f"{error}\n{nodes}\n{node.tail()}") from error
 
     def stop(self) -> None:
         for node in self.nodes.values():

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The machine may be busy with other tests: time says nothing about the code.
+settings.register_profile("exo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("exo")
 
 
 os.environ["HF_HUB_OFFLINE"] = "1"

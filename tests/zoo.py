@@ -12,6 +12,7 @@ import importlib
 import json
 import pkgutil
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -278,14 +279,29 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 16,
         "n_shared_experts": None,
     },
-    "minicpm3": {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 128}},
+    "minicpm3": {
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0] * 4,
+            "long_factor": [2.0] * 4,
+            "original_max_position_embeddings": 128,
+        }
+    },
     "ministral3": {"rope_parameters": _YARN},
     "mistral4": {"rope_parameters": _YARN},
     "nemotron-nas": {
         "block_configs": [
             {
-                "attention": {"no_op": index == 2, "replace_with_linear": index == 3, "n_heads_in_group": None if index in (2, 3) else 2},
-                "ffn": {"no_op": index == 4, "replace_with_linear": index == 1, "ffn_mult": None if index in (1, 4) else 2.0},
+                "attention": {
+                    "no_op": index == 2,
+                    "replace_with_linear": index == 3,
+                    "n_heads_in_group": None if index in (2, 3) else 2,
+                },
+                "ffn": {
+                    "no_op": index == 4,
+                    "replace_with_linear": index == 1,
+                    "ffn_mult": None if index in (1, 4) else 2.0,
+                },
             }
             for index in range(LAYERS)
         ]
@@ -349,7 +365,12 @@ _TEXT_SPECIAL: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "rope_scaling": None,
     },
-    "kimi_k3": {"linear_attn_config": _LINEAR_ATTENTION, "attn_res_block_size": 3, "activation_situ_beta": 1.0, "num_experts_per_token": 2},
+    "kimi_k3": {
+        "linear_attn_config": _LINEAR_ATTENTION,
+        "attn_res_block_size": 3,
+        "activation_situ_beta": 1.0,
+        "num_experts_per_token": 2,
+    },
     "llama4": {
         "attention_chunk_size": 8,
         "num_experts_per_tok": 1,
@@ -388,7 +409,11 @@ def tiny_config(model_type: str) -> dict[str, Any]:
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
     config = _filled(module.ModelArgs)
     if any(field.name == "text_config" for field in dataclasses.fields(module.ModelArgs)):
-        inner = [getattr(module, n) for n in dir(module) if n.startswith("Text") and "Args" in n or n == "TextConfig"]
+        inner = [
+            getattr(module, n)
+            for n in dir(module)
+            if (n.startswith("Text") and "Args" in n) or n == "TextConfig"
+        ]
         if model_type in _TEXT_OF:
             text = tiny_config(_TEXT_OF[model_type])
             config["text_config"] = text.get("text_config", text) | _TEXT_SPECIAL.get(
@@ -485,7 +510,7 @@ async def describe(folder: Path) -> ModelDescription:
 async def split_logits(folder: Path, cuts: list[int], n_layers: int) -> list[npt.NDArray]:
     """The same through engines that hold one shard each, both sequences in every step."""
     bounds = [0, *cuts, n_layers]
-    shards = [Shard("tiny", a, b, n_layers) for a, b in zip(bounds, bounds[1:], strict=False)]
+    shards = [Shard("tiny", a, b, n_layers) for a, b in pairwise(bounds)]
     engines = [RecordingEngine() for _ in shards]
     greedy = SamplingParams(temperature=0)
     try:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from exo.api.chat_request import ChatRequest
@@ -38,7 +38,7 @@ class Answer:
     id: str
     tokenizer: Tokenizer
     prompt_tokens: int
-    pieces: AsyncIterator[Piece]
+    pieces: AsyncGenerator[Piece, None]
     completion_tokens: int = 0
 
 
@@ -92,7 +92,7 @@ class Chat:
         request: ChatRequest,
         wanted: GenerationRequest,
         on_progress: OnProgress,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Text as it comes. Closing this cancels the sequence on every node."""
         text = TextStream(answer.tokenizer)
         stops = StopStrings(request.stop)
@@ -130,6 +130,6 @@ class Chat:
             return tokenizer
 
 
-async def _nothing() -> AsyncIterator[Piece]:
+async def _nothing() -> AsyncGenerator[Piece, None]:
     return
     yield

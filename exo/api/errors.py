@@ -58,7 +58,7 @@ async def as_openai_errors(request: web.Request, handler: Handler) -> web.Stream
         return response
     except (ConnectionResetError, json.JSONDecodeError):
         raise
-    except Exception as error:  # noqa: BLE001 - the edge: the client hears that it was our fault
+    except Exception as error:
         logger.exception("%s %s", request.method, request.path)
         return _response(500, ExoError(f"internal error: {type(error).__name__}"))
 

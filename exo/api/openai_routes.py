@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -92,7 +92,7 @@ async def _whole(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     texts: list[str] = []
     tokens: list[SampledToken] = []
     finish_reason = None
-    async with contextlib.aclosing(answer.pieces) as pieces:  # type: ignore[type-var]
+    async with contextlib.aclosing(answer.pieces) as pieces:
         async for piece in pieces:
             texts.append(piece.text)
             tokens += piece.tokens
@@ -161,9 +161,9 @@ class _Stream:
                 await upcoming
         await (await self._begun()).write(b"data: [DONE]\n\n")
 
-    async def _events(self) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         answer = await self._chat.answer(self._request, self._note)
-        async with contextlib.aclosing(answer.pieces) as pieces:  # type: ignore[type-var]
+        async with contextlib.aclosing(answer.pieces) as pieces:
             first = True
             async for piece in pieces:
                 if first:
@@ -220,7 +220,9 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _logprobs(
-    request: ChatRequest, tokenizer: Tokenizer, tokens: list[SampledToken] | tuple[SampledToken, ...]
+    request: ChatRequest,
+    tokenizer: Tokenizer,
+    tokens: list[SampledToken] | tuple[SampledToken, ...],
 ) -> dict[str, Any] | None:
     if not request.sampling.logprobs:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ async def get_json(port: int, path: str) -> Any:
         return await response.json()
 
 
-async def stream_chat(url: str, body: dict[str, Any]) -> AsyncIterator[ChatEvent]:
+async def stream_chat(url: str, body: dict[str, Any]) -> AsyncGenerator[ChatEvent, None]:
     """One streamed answer.
 
     Raises:

@@ -75,7 +75,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "mlx", "dummy"),
         help="what computes: auto picks the best for this machine (default)",
     )
-    who.add_argument("--memory", help="memory a model may take here, like 12GB (default: what is free)")
+    who.add_argument(
+        "--memory", help="memory a model may take here, like 12GB (default: what is free)"
+    )
     who.add_argument(
         "--quantize",
         type=int,
@@ -83,7 +85,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="bits for GGUF weights that would otherwise stay float16",
     )
     net = parser.add_argument_group("other nodes")
-    net.add_argument("--cluster", default="exo", help="only nodes of the same name join (default exo)")
+    net.add_argument(
+        "--cluster", default="exo", help="only nodes of the same name join (default exo)"
+    )
     net.add_argument(
         "--interface",
         action="append",
@@ -92,7 +96,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="network interface to find and serve nodes on, may be repeated (default: private LAN)",
     )
     net.add_argument("--node-host", default="", help="address to listen on for nodes")
-    net.add_argument("--node-port", type=int, default=0, help="port for nodes (default: a free one)")
+    net.add_argument(
+        "--node-port", type=int, default=0, help="port for nodes (default: a free one)"
+    )
     net.add_argument(
         "--listen-port",
         type=int,
@@ -103,18 +109,20 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     net.add_argument(
         "--discovery-module", default="", choices=("udp", "manual", "none"), help="(default udp)"
     )
-    net.add_argument("--peers", default="", help="host:port,host:port or a JSON file; implies manual")
+    net.add_argument(
+        "--peers", default="", help="host:port,host:port or a JSON file; implies manual"
+    )
     net.add_argument(
         "--wait-for-peers", type=int, default=0, metavar="N", help="begin when N others are here"
     )
     api = parser.add_argument_group("answers")
-    api.add_argument(
-        "--chatgpt-api-port", type=int, default=52415, help="port of API and tinychat"
-    )
+    api.add_argument("--chatgpt-api-port", type=int, default=52415, help="port of API and tinychat")
     api.add_argument(
         "--chatgpt-api-host", default="127.0.0.1", help="0.0.0.0 serves the whole network"
     )
-    api.add_argument("--default-temp", type=float, default=1.0, help="temperature where none is asked")
+    api.add_argument(
+        "--default-temp", type=float, default=1.0, help="temperature where none is asked"
+    )
     api.add_argument("--max-generate-tokens", type=int, help="longest answer where none is asked")
     api.add_argument("--system-prompt", help="for conversations that bring none")
     api.add_argument("--disable-tui", action="store_true", help="plain lines instead of a screen")

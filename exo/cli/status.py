@@ -23,7 +23,9 @@ def show_status(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     console.print(_nodes(view))
     for plan in view["plans"]:
-        console.print(f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)", style="bold")
+        console.print(
+            f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)", style="bold"
+        )
         for member in plan["members"]:
             shard = member["shard"]
             layers = f"layers {shard['start_layer']} to {shard['end_layer'] - 1}"

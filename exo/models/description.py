@@ -61,7 +61,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The language model's part of a configuration (multimodal ones nest it)."""
     for key in ("text_config", "llm_config", "language_config"):
         if isinstance(config.get(key), dict):
-            return config | config[key]
+            return {**config, **config[key]}
     return config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ class Step:
 
     number: int
     batch: ForwardBatch
-    hidden_states: npt.NDArray | None = None
+    hidden_states: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,7 @@ def plan_from_pb(message: pb.Plan) -> RingPlan:
         members=tuple(
             RingMember(
                 m.node_id,
-                Shard(
-                    m.shard.model_id, m.shard.start_layer, m.shard.end_layer, m.shard.n_layers
-                ),
+                Shard(m.shard.model_id, m.shard.start_layer, m.shard.end_layer, m.shard.n_layers),
             )
             for m in message.members
         ),
@@ -161,9 +160,7 @@ def progress_to_pb(progress: Progress) -> pb.Progress:
 
 
 def progress_from_pb(message: pb.Progress) -> Progress:
-    return Progress(
-        message.phase, message.detail, message.done, message.total, message.node_id
-    )
+    return Progress(message.phase, message.detail, message.done, message.total, message.node_id)
 
 
 def description_to_pb(found: ModelDescription) -> pb.ModelDescription:
@@ -324,12 +321,8 @@ def failure_to_pb(failure: StepFailure) -> pb.StepFailure:
 
 
 def failure_from_pb(message: pb.StepFailure) -> StepFailure:
-    error = error_from_code(
-        message.error.code, message.error.message, message.error.param or None
-    )
-    return StepFailure(
-        message.plan_hash, message.step, message.node_id, error, message.ring_broken
-    )
+    error = error_from_code(message.error.code, message.error.message, message.error.param or None)
+    return StepFailure(message.plan_hash, message.step, message.node_id, error, message.ring_broken)
 
 
 def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -93,7 +93,7 @@ class PeerHandle:
 
     async def heartbeats(
         self, own_id: str, own_beat: Callable[[], Beat], interval_s: float, timeout_s: float
-    ) -> AsyncIterator[tuple[Beat, float]]:
+    ) -> AsyncGenerator[tuple[Beat, float], None]:
         """Send a beat every interval; yield each answer with its round trip in seconds.
 
         Raises:
@@ -129,9 +129,7 @@ class PeerHandle:
         with errors_of(self._name):
             await self._stub.Goodbye(request, timeout=0.5)
 
-    async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress
-    ) -> RingPlan:
+    async def ensure_plan(self, model_id: str, dead_hash: str, on_progress: OnProgress) -> RingPlan:
         """Ask the planner for a ready plan of the model, not `dead_hash`; it is made if there is
         none."""
         request = pb.EnsurePlanRequest(model_id=model_id, dead_hash=dead_hash)
@@ -187,13 +185,11 @@ class PeerHandle:
 
     async def report_failure(self, failure: StepFailure) -> None:
         with errors_of(self._name):
-            await self._stub.ReportFailure(
-                messages.failure_to_pb(failure), timeout=CALL_TIMEOUT_S
-            )
+            await self._stub.ReportFailure(messages.failure_to_pb(failure), timeout=CALL_TIMEOUT_S)
 
     async def generate(
         self, plan_hash: str, request: GenerationRequest
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The tokens of a sequence, from the head; closing the iterator cancels it there."""
         with errors_of(self._name):
             call = self._stub.Generate(messages.generation_to_pb(plan_hash, request))

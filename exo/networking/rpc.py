@@ -51,14 +51,14 @@ def errors_of(peer: str) -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(peer, error) from error
-    except grpc.aio.UsageError as error:
-        # The channel was closed under the call, because the peer is gone.
+    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        # The channel was closed under the call or the call had ended, because the peer is gone.
         raise PeerUnavailable(f"the connection to {peer} was closed") from error
 
 
 def from_rpc_error(peer: str, error: grpc.aio.AioRpcError) -> ExoError:
     """A failed call's status as an exo error."""
-    metadata = {key: value for key, value in error.trailing_metadata() or ()}
+    metadata = dict(error.trailing_metadata() or ())
     details = error.details() or ""
     if _CODE in metadata:
         return error_from_code(str(metadata[_CODE]), details, str(metadata.get(_PARAM)) or None)
@@ -69,7 +69,7 @@ def from_rpc_error(peer: str, error: grpc.aio.AioRpcError) -> ExoError:
 
 async def until_silent(
     peer: str, call: AsyncIterator[Item], silence_s: float = CALL_TIMEOUT_S
-) -> AsyncIterator[Item]:
+) -> AsyncGenerator[Item, None]:
     """The events of a stream that has a pulse; StepTimeout when it falls silent."""
     events = aiter(call)
     while True:
@@ -85,7 +85,7 @@ async def until_silent(
 
 async def with_pulse(
     events: AsyncIterator[Item], pulse: Item, interval_s: float = PULSE_S
-) -> AsyncIterator[Item]:
+) -> AsyncGenerator[Item, None]:
     """`events`, and `pulse` whenever the next one takes longer than `interval_s`."""
     upcoming = asyncio.ensure_future(anext(events))
     try:

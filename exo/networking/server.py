@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,7 +34,7 @@ from exo.shard import RingPlan
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Result = TypeVar("Result")
 
 
@@ -79,7 +79,7 @@ class NodeHandler(ABC):
     @abstractmethod
     def generate_as_head(
         self, plan_hash: str, request: GenerationRequest
-    ) -> AsyncIterator[GenerationEvent]: ...
+    ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
 @dataclass(frozen=True)

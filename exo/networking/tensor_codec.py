@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +24,7 @@ MAX_TENSOR_BYTES = 256 * 2**20
 """Larger tensors are refused: a step is at most a chunk of a prompt, far below this."""
 
 
-def encode_tensor(array: npt.NDArray) -> pb.Tensor:
+def encode_tensor(array: npt.NDArray[Any]) -> pb.Tensor:
     """The array as a message; any strides, 0-d and zero-length included.
 
     Raises:
@@ -37,7 +38,7 @@ def encode_tensor(array: npt.NDArray) -> pb.Tensor:
     return pb.Tensor(dtype=name, shape=array.shape, data=array.tobytes())
 
 
-def decode_tensor(message: pb.Tensor) -> npt.NDArray:
+def decode_tensor(message: pb.Tensor) -> npt.NDArray[Any]:
     """The message as a read-only array.
 
     Raises:

@@ -65,7 +65,8 @@ class Announcement:
             raise ValueError("malformed")
         if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
             raise ValueError("malformed")
-        return cls(*texts, port=port, leaving=data.get("leaving") is True)
+        cluster, node_id, instance_id = map(str, texts)
+        return cls(cluster, node_id, instance_id, port, data.get("leaving") is True)
 
 
 class UDPDiscovery(Discovery):

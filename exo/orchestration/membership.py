@@ -200,6 +200,10 @@ class Membership(DiscoveryListener):
                 except ExoError as error:
                     peer.problem = peer.problem or _advice(peer.node_id, route, error)
                     self._lose(peer, error)
+                except Exception as error:
+                    # The supervisor of this peer: whatever a session died of, the next one begins.
+                    logger.exception("session with %s at %s", peer.node_id, route.address)
+                    self._lose(peer, PeerUnavailable(f"{type(error).__name__}: {error}"))
             await asyncio.sleep(RETRY_S)
 
     async def _connected(self, peer: _Peer, route: Route) -> None:

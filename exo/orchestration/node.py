@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,7 @@ class StandardNode(NodeHandler):
 
     async def generate(
         self, model_id: str, request: GenerationRequest, on_progress: OnProgress
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens of one sequence on the model's ring, which is made first if there is none.
         Closing the iterator cancels the sequence on every member.
 
@@ -155,12 +155,12 @@ class StandardNode(NodeHandler):
 
     async def _generate_at_head(
         self, plan: RingPlan, request: GenerationRequest
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         if plan.head_id == self.config.node_id:
             events = self.rings.generate(plan.hash, request)
         else:
             events = self.membership.handle_of(plan.head_id).generate(plan.hash, request)
-        async with contextlib.aclosing(events):  # type: ignore[type-var]
+        async with contextlib.aclosing(events):
             async for event in events:
                 if event.token is not None or event.finish_reason:
                     yield event
@@ -211,9 +211,7 @@ class StandardNode(NodeHandler):
 
     # Plans: what peers ask of this node ---------------------------------------------------------
 
-    async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress
-    ) -> RingPlan:
+    async def ensure_plan(self, model_id: str, dead_hash: str, on_progress: OnProgress) -> RingPlan:
         """A plan that serves: the published one unless it is `dead_hash`, else the planner's."""
         for attempt in range(1, PLAN_ATTEMPTS + 1):
             self._forget(dead_hash)
@@ -302,7 +300,7 @@ class StandardNode(NodeHandler):
 
     def generate_as_head(
         self, plan_hash: str, request: GenerationRequest
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         return self.rings.generate(plan_hash, request)
 
     def _published_plan(self, model_id: str) -> RingPlan | None:

@@ -93,7 +93,9 @@ class Planner:
             if plan is not None and not renew:
                 return plan
             making = self._making[model_id] = _Making()
-            making.task = self._tasks.background(self._make_until_it_holds(model_id, making), model_id)
+            making.task = self._tasks.background(
+                self._make_until_it_holds(model_id, making), model_id
+            )
         assert making.task is not None
         making.listeners.append(on_progress)
         try:

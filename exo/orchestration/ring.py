@@ -112,7 +112,9 @@ class Rank:
 
     async def _run(self, step: Step) -> None:
         self._live.update(part.sequence_id for part in step.batch.slices)
-        logger.debug("%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids))
+        logger.debug(
+            "%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids)
+        )
         try:
             output = await self._engine.forward(self.shard, step.batch, step.hidden_states)
             if not self.shard.is_last:
@@ -124,7 +126,7 @@ class Rank:
         except ExoError as error:
             # A broken link is reported once, by its watcher.
             await self._fail(step.number, error)
-        except Exception as error:  # noqa: BLE001 - the supervisor of a step: whatever it was, the
+        except Exception as error:
             # client hears of it and the next step runs.
             logger.exception("step %d of %s", step.number, self.shard)
             await self._fail(step.number, EngineFailed(f"{type(error).__name__}: {error}"))

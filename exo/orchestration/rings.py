@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from exo.download.progress import OnProgress, Progress
@@ -98,6 +98,7 @@ class Rings:
             progress = Progress("loading", str(shard), done, total, self._node_id)
             loop.call_soon_threadsafe(on_progress, progress)
 
+        logger.info("loading %s", shard)
         await self._engine.load(shard, path, report)
         self._shards.add(shard)
 
@@ -116,7 +117,7 @@ class Rings:
 
     def generate(
         self, plan_hash: str, request: GenerationRequest
-    ) -> AsyncIterator[GenerationEvent]:
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """One sequence on a plan this node heads.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Scheduler:
     def sequence_count(self) -> int:
         return len(self._running) + len(self._waiting)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The tokens of a sequence as they come; closing the iterator cancels it.
 
         Raises:
@@ -107,9 +107,7 @@ class Scheduler:
         if failure.ring_broken:
             self.end(failure.error)
             self._on_broken(self.plan, failure.error)
-        elif (
-            self._outcome is not None and failure.step == self._step and not self._outcome.done()
-        ):
+        elif self._outcome is not None and failure.step == self._step and not self._outcome.done():
             self._outcome.set_exception(failure.error)
 
     def end(self, error: ExoError) -> None:

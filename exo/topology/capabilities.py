@@ -172,8 +172,10 @@ def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -
         ):
             limit = _read(limit_file)
             # v1 writes "no limit" as a number near 2**63.
-            if limit.isdigit() and int(limit) < 2**60 and (
-                not tightest[0] or int(limit) < tightest[0]
+            if (
+                limit.isdigit()
+                and int(limit) < 2**60
+                and (not tightest[0] or int(limit) < tightest[0])
             ):
                 tightest = (int(limit), min(int(_read(used_file) or 0), int(limit)))
     return tightest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -108,7 +109,12 @@ def _counts(usable: list[int], sizes: ModelSizes) -> list[int] | None:
     return _nearest_fit(target, n_layers, fits, may_cut)
 
 
-def _nearest_fit(target, n_layers, fits, may_cut):  # type: ignore[no-untyped-def]
+def _nearest_fit(
+    target: list[int],
+    n_layers: int,
+    fits: Callable[[int, int, int], bool],
+    may_cut: Callable[[int], bool],
+) -> list[int] | None:
     """Dynamic programme over (nodes placed, layers placed): least squared distance to `target`."""
     cost = [0.0] + [_UNREACHED] * n_layers
     choices: list[list[int]] = []
@@ -120,8 +126,7 @@ def _nearest_fit(target, n_layers, fits, may_cut):  # type: ignore[no-untyped-de
                 continue
             for end in range(start + 1, n_layers + 1):
                 if not fits(node, start, end):
-                    # More layers only need more, except that the last one adds the head.
-                    break
+                    break  # more layers only need more
                 distance = cost[start] + (end - start - wanted) ** 2
                 if may_cut(end) and distance < following[end]:
                     following[end] = distance

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from cluster import ApiError, cluster
 
 HEAD, MIDDLE, TAIL = "head", "middle", "tail"

@@ -16,8 +16,8 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
-
 from cluster import Cluster, ExoProcess, cluster, until
+
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
 from exo.networking.messages import PROTOCOL

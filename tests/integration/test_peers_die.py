@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from cluster import ApiError, Cluster, cluster, until
 
 # Memory makes the ring's order; `api` is too small for a layer, so it only serves clients.
@@ -68,7 +67,9 @@ async def test_any_node_may_die_at_any_moment(
             c.nodes[victim].send(way)
             began = time.monotonic()
             try:
-                await asyncio.wait_for(asked, 20 if phase == "load" or victim == "api" else IN_TIME_S)
+                await asyncio.wait_for(
+                    asked, 20 if phase == "load" or victim == "api" else IN_TIME_S
+                )
             except ApiError as error:
                 assert victim != "api"
                 assert error.code in ("peer_unavailable", "step_timeout", "plan_mismatch"), error
@@ -86,7 +87,7 @@ async def test_any_node_may_die_at_any_moment(
                 start(c, victim)
             await c.together()
 
-            async def used_again() -> bool:
+            async def used_again(via: str = via) -> bool:
                 return await c.nodes[via].ring() == ["head", "middle", "tail"]
 
             await until(used_again, "the node that came back is used")

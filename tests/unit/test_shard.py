@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from exo.errors import InvalidFrame, PlanMismatch
@@ -7,8 +9,7 @@ from exo.shard import RingMember, RingPlan, Shard
 
 def plan(*bounds: int, epoch: int = 1, n_layers: int = 8) -> RingPlan:
     members = tuple(
-        RingMember(f"n{i}", Shard("m", a, b, n_layers))
-        for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+        RingMember(f"n{i}", Shard("m", a, b, n_layers)) for i, (a, b) in enumerate(pairwise(bounds))
     )
     return RingPlan("m", epoch, "n0", "files", members)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ class Faults:
     def hit(self, name: str) -> bool:
         """Count a call of `name`; True on the one that is to fail."""
         self.seen[name] = self.seen.get(name, 0) + 1
-        return self.seen[name] == getattr(self, name)
+        return self.seen[name] == int(getattr(self, name))
 
 
 class DummyEngine(InferenceEngine):
@@ -94,8 +95,8 @@ class DummyEngine(InferenceEngine):
         self._caches = {key: kept for key, kept in self._caches.items() if key[0] != shard}
 
     def compute(
-        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
-    ) -> npt.NDArray:
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any]:
         if self._faults.hit("forward"):
             raise RuntimeError("dummy fault in forward")
         time.sleep(self._faults.delay)

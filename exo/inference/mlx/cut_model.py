@@ -168,16 +168,15 @@ def _last_tokens(returned: Any, count: int) -> Any:
 
 
 @cache
-def _cut_class(layer_class: type) -> type:
+def _cut_class(layer_class: Any) -> Any:
     """A subclass that asks the Cut; everything else about the layer stays as it is, so code that
     looks into it (`layer.self_attn`, `layer.use_sliding`) finds what it expects."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = super(cut_class, self).__call__
+        run = layer_class.__call__.__get__(self)
         return self._exo_cut.run_layer(self._exo_index, run, args, kwargs)
 
-    cut_class = type(layer_class.__name__, (layer_class,), {"__call__": call})
-    return cut_class
+    return type(layer_class.__name__, (layer_class,), {"__call__": call})
 
 
 class CutModel:
@@ -283,7 +282,8 @@ class CutModel:
         return boundaries, allowed, "; ".join(sorted(set(refused.values())))
 
     def _traced(self, tokens: int, caches: list[Any]) -> list[_Call]:
-        self._cut.trace = calls = []
+        calls: list[_Call] = []
+        self._cut.trace = calls
         try:
             self.model(mx.zeros((1, tokens), mx.int32), cache=caches)
         except _BUILD_ERRORS as error:
@@ -302,9 +302,7 @@ class CutModel:
             rows = mx.zeros((1, boundaries[cut - 1].features))
             token = mx.zeros((1,), mx.int32)
             try:
-                self.forward(
-                    cut, self.n_layers, token, rows, self.new_caches(), want_logits=True
-                )
+                self.forward(cut, self.n_layers, token, rows, self.new_caches(), want_logits=True)
             except _BUILD_ERRORS:
                 refused[cut] = "later layers need more of earlier ones than the hidden states"
         return refused

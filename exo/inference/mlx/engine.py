@@ -115,16 +115,14 @@ class MLXEngine(InferenceEngine):
         return twin
 
     def _read_the_rest(self, shard: Shard, model: CutModel) -> None:
-        """Embedding, norms and head come into memory with a first token, if this shard uses them."""
+        """A first token brings in what of embedding, norms and head this shard uses."""
         rows = None
         if not shard.is_first:
             rows = mx.zeros((1, model.boundaries[shard.start_layer - 1].features))
         caches = model.new_caches()
         token = mx.zeros((1,), mx.int32)
         mx.eval(
-            model.forward(
-                shard.start_layer, shard.end_layer, token, rows, caches, want_logits=True
-            )
+            model.forward(shard.start_layer, shard.end_layer, token, rows, caches, want_logits=True)
         )
 
     def unload_shard(self, shard: Shard) -> None:
@@ -147,8 +145,8 @@ class MLXEngine(InferenceEngine):
         mx.clear_cache()
 
     def compute(
-        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray | None
-    ) -> npt.NDArray:
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any]:
         model = self._loaded[shard.model_id].model
         outputs: list[mx.array] = []
         states: list[mx.array] = []
@@ -204,13 +202,13 @@ class MLXEngine(InferenceEngine):
         return len(self._sequences)
 
 
-def _to_mlx(rows: npt.NDArray) -> mx.array:
+def _to_mlx(rows: npt.NDArray[Any]) -> mx.array:
     if rows.dtype == ml_dtypes.bfloat16:
         return mx.array(rows.view(np.uint16)).view(mx.bfloat16)
     return mx.array(rows)
 
 
-def _to_numpy(rows: mx.array) -> npt.NDArray:
+def _to_numpy(rows: mx.array) -> npt.NDArray[Any]:
     if rows.dtype == mx.bfloat16:
         return np.array(rows.view(mx.uint16)).view(ml_dtypes.bfloat16)
     return np.array(rows)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 import zoo
+
 from exo.errors import CacheMiss, EngineFailed, InvalidFrame, ModelUnsupported
 from exo.inference.dummy.engine import DummyEngine, Faults
 from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
@@ -78,9 +78,7 @@ async def test_sequences_of_different_lengths_share_a_step(loaded: tuple) -> Non
     )
     together = (await engine.forward(shard, batch, None)).tokens
     assert [token.sequence_id for token in together] == ["a", "c"]
-    alone = await tokens_of(
-        engine, shard, part(0, [5, 6, 7], "x"), part(0, [9, 8, 7, 6, 5], "y")
-    )
+    alone = await tokens_of(engine, shard, part(0, [5, 6, 7], "x"), part(0, [9, 8, 7, 6, 5], "y"))
     assert [token.token_id for token in together] == alone
 
 

@@ -1,10 +1,10 @@
-"""Every architecture of the installed mlx-lm: split over nodes it computes what it computes whole."""
+"""Every architecture of the installed mlx-lm computes split what it computes whole."""
 
 from pathlib import Path
 
 import pytest
-
 import zoo
+
 from exo.errors import ModelUnsupported
 
 # Needs Metal or CUDA for a kernel of its own, or a checkpoint of a kind no test can make up.

@@ -71,9 +71,7 @@ def test_logit_bias_forces_and_forbids() -> None:
 
 
 def test_logprobs_are_those_of_the_model() -> None:
-    token = sample(
-        LOGITS, SamplingParams(temperature=0, logprobs=True, top_logprobs=2), [], 0
-    )
+    token = sample(LOGITS, SamplingParams(temperature=0, logprobs=True, top_logprobs=2), [], 0)
     expected = LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum())
     assert token.logprob == pytest.approx(expected[1])
     assert [i for i, _ in token.top] == [1, 3]

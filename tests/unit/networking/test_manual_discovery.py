@@ -3,11 +3,11 @@ import json
 from pathlib import Path
 
 import pytest
+from unit.networking.test_udp_discovery import Heard
 
 from exo.errors import InvalidRequest
 from exo.networking.discovery import Route
 from exo.networking.manual_discovery import ManualDiscovery, parse_peer
-from unit.networking.test_udp_discovery import Heard
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:99999", "host:x"])

@@ -13,9 +13,7 @@ shapes = st.one_of(st.just(()), array_shapes(min_dims=1, max_dims=4, min_side=0,
 
 
 @given(shapes, st.sampled_from(sorted(DTYPES)), st.integers(0, 2**32 - 1))
-def test_every_tensor_comes_back_bit_for_bit(
-    shape: tuple[int, ...], dtype: str, seed: int
-) -> None:
+def test_every_tensor_comes_back_bit_for_bit(shape: tuple[int, ...], dtype: str, seed: int) -> None:
     size = int(np.prod(shape)) * DTYPES[dtype].itemsize
     raw = np.random.default_rng(seed).bytes(size)
     tensor = np.frombuffer(raw, DTYPES[dtype]).reshape(shape)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo.errors import InvalidRequest
 from exo.networking.discovery import DiscoveryListener, Route
 from exo.networking.interfaces import all_interfaces, lan_interfaces, named_interfaces
 from exo.networking.udp_discovery import Announcement, UDPDiscovery
-from exo.errors import InvalidRequest
 
 GOOD = Announcement("c", "node", "instance", 5000)
 
@@ -115,9 +115,7 @@ async def test_other_clusters_noise_and_giants_are_counted_and_ignored() -> None
             sender.sendto(datagram, (interface.broadcast, port))
     wanted = {"malformed": 2, "oversized": 1, "foreign": 1}
     async with asyncio.timeout(5):
-        while not (
-            wanted.items() <= a.status().items() and a.status().get("other_cluster", 0) > 0
-        ):
+        while not (wanted.items() <= a.status().items() and a.status().get("other_cluster", 0) > 0):
             await asyncio.sleep(0.01)
     assert heard.routes == {}
     await a.stop()
@@ -130,5 +128,5 @@ def test_interfaces_have_their_own_networks() -> None:
     assert loopback.broadcast == "127.255.255.255"
     assert loopback.reaches("127.0.0.9") and not loopback.reaches("10.0.0.1")
     assert set(lan_interfaces()) <= set(all_interfaces())
-    with pytest.raises(InvalidRequest, match="there are: .*lo"):
+    with pytest.raises(InvalidRequest, match=r"there are: .*lo"):
         named_interfaces(["nothing0"])

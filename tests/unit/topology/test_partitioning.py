@@ -28,9 +28,7 @@ def test_every_layer_exactly_once_whatever_the_memories(memories: list[int], n: 
     memory = {f"n{i:02}": m * GB for i, m in enumerate(memories)}
     partition = place(memory, ModelSizes((0,) * n))
     covered = [
-        layer
-        for m in partition.members
-        for layer in range(m.shard.start_layer, m.shard.end_layer)
+        layer for m in partition.members for layer in range(m.shard.start_layer, m.shard.end_layer)
     ]
     assert covered == list(range(n))
     assert len(partition.members) == min(n, len(memories))
@@ -60,9 +58,7 @@ def test_no_node_holds_more_than_it_can(
         assert held <= memory[member.node_id] * (1 - ACTIVATION_RESERVE)
 
 
-@given(
-    st.lists(st.integers(0, 1000), min_size=1, max_size=64), st.integers(1, 300)
-)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=64), st.integers(1, 300))
 def test_largest_remainder_gives_everything_and_is_within_one_of_the_share(
     weights: list[int], total: int
 ) -> None:

@@ -1,0 +1,164 @@
+"""The `exo` command as people use it: real processes, the real default model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import cluster, free_port, until
+
+ROOT = Path(__file__).parents[2]
+
+
+def exo(*arguments: str, home: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "exo.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"EXO_HOME": str(home)},
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_help_is_instant_and_teaches(tmp_path: Path) -> None:
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        shown = exo("--help", home=tmp_path)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.5
+    assert "exo run" in shown.stdout and "--wait-for-peers" in shown.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "no-such-model", "--prompt", "x"], "unknown model 'no-such-model'"),
+        (["run", "qwen3-06b", "--prompt", "x"], "did you mean qwen3-0.6b"),
+        (["--memory", "lots"], "write it like 12GB"),
+        (["--interface", "nothing0"], "--interface nothing0"),
+        (["--discovery-module", "manual"], "needs --peers"),
+        (["--peers", "x"], "is not host:port"),
+        (["status", "--chatgpt-api-port", "9"], "no exo node answers"),
+        (["--listen-port", "5", "--broadcast-port", "6"], "differ"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = exo(*arguments, home=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_one_prompt_is_answered_and_nothing_stays_behind(exo_home: Path) -> None:
+    port = free_port()
+    done = exo(
+        *("run", "--interface", "lo", "--broadcast-port", str(free_port())),
+        *("--chatgpt-api-port", str(port), "--temperature", "0"),
+        *("--prompt", "What is the capital of France?"),
+        home=exo_home,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "tok/s" in done.stderr
+
+
+async def test_a_conversation_in_a_terminal_uses_the_node_that_runs(
+    exo_home: Path, tmp_path: Path
+) -> None:
+    async with cluster(tmp_path, exo_home) as c:
+        node = c.add("n0")
+        await c.together()
+        talk = subprocess.Popen(
+            [sys.executable, "-m", "exo.cli.main", "run", "dummy", "--max-tokens", "5"]
+            + ["--chatgpt-api-port", str(node.api_port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"EXO_HOME": str(exo_home)},
+        )
+        out, errors = talk.communicate("first\nsecond\n", timeout=60)
+        assert talk.returncode == 0, errors
+        assert errors.count("[5 tokens") == 2
+        assert out.count("›") == 3
+
+
+async def test_status_and_models_tell_what_is_there(exo_home: Path, tmp_path: Path) -> None:
+    async with cluster(tmp_path, exo_home) as c:
+        c.add("n0", "--memory", "2GB")
+        c.add("n1", "--memory", "1GB")
+        await c.together()
+        await c.nodes["n0"].chat()
+        port = str(c.nodes["n1"].api_port)
+        shown = exo("status", "--chatgpt-api-port", port, home=exo_home).stdout
+        assert "n0" in shown and "layers 0 to 4" in shown
+        data = json.loads(
+            exo("status", "--json", "--chatgpt-api-port", port, home=exo_home).stdout
+        )
+        assert set(data["nodes"]) == {"n0", "n1"}
+    models = exo("models", "--all", home=exo_home).stdout
+    assert "smollm2-135m" in models and "qwen3-8b" in models
+
+
+async def test_ctrl_c_ends_in_time_even_while_the_engine_works(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        node = c.add("n0", EXO_DUMMY_FAULTS="delay=30")
+        await c.together()
+        import asyncio
+
+        asked = asyncio.create_task(node.chat())
+        await until(lambda: "loading" in node.log.read_text(), "the engine is at work")
+        began = time.monotonic()
+        node.send(signal.SIGINT)
+        await until(lambda: not node.lives, "the process ended", 5)
+        assert time.monotonic() - began < 2
+        with pytest.raises(Exception):  # noqa: B017, PT011 - the server is gone, however it shows
+            await asked
+
+
+async def test_the_next_port_is_taken_and_said_so(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        first = c.add("n0")
+        await until(first.answers, "the first answers")
+        second = c.add("n1")
+        second.stop()
+        second.api_port = first.api_port
+        second.start()
+        await until(lambda: "is taken, using" in second.tail(), "the notice")
+        assert f"http://127.0.0.1:{first.api_port + 1}" in second.tail()
+
+
+def test_the_screen_of_a_terminal_shows_what_to_open(tmp_path: Path) -> None:
+    """In a real pseudo terminal, as a person sees it."""
+    reader, writer = pty.openpty()
+    port = free_port()
+    node = subprocess.Popen(
+        [sys.executable, "-m", "exo.cli.main", "--interface", "lo", "--inference-engine", "dummy"]
+        + ["--broadcast-port", str(free_port()), "--chatgpt-api-port", str(port)],
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+        env=os.environ | {"EXO_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "100"},
+    )
+    seen = b""
+    deadline = time.monotonic() + 20
+    while b"Ctrl-C" not in seen and time.monotonic() < deadline:
+        seen += os.read(reader, 4096)
+    node.send_signal(signal.SIGINT)
+    assert node.wait(5) == 130
+    text = seen.decode(errors="replace")
+    assert f"http://127.0.0.1:{port}" in text and "this one" in text
+    os.close(reader)
+    os.close(writer)
