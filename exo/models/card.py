@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exo.errors import ModelNotFound
 
-_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+_REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?")
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,6 @@ class RingStream:
                 await self._call
         except ExoError as error:
             return error
-        except asyncio.CancelledError:
-            if not self._call.cancelled():
-                raise
         return PeerUnavailable(f"the ring stream to {self._peer} was closed")
 
     def cancel(self) -> None:

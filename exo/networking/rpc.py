@@ -54,6 +54,12 @@ def errors_of(peer: str) -> Iterator[None]:
     except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
         # The channel was closed under the call or the call had ended, because the peer is gone.
         raise PeerUnavailable(f"the connection to {peer} was closed") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Nobody cancelled this task: grpc says so of a call whose channel was closed under it.
+        raise PeerUnavailable(f"the connection to {peer} was closed") from error
 
 
 def from_rpc_error(peer: str, error: grpc.aio.AioRpcError) -> ExoError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
-
 from cluster import ExoProcess, cluster
 
 
@@ -61,8 +61,7 @@ async def test_openais_client_streams_and_waits(node: ExoProcess) -> None:
 async def test_a_seed_repeats_an_answer_on_any_node(node: ExoProcess) -> None:
     bias = {str(97 + i): 5 for i in range(26)}
     texts = {
-        await node.chat(temperature=1.5, seed=11, logit_bias=bias, max_tokens=20)
-        for _ in range(3)
+        await node.chat(temperature=1.5, seed=11, logit_bias=bias, max_tokens=20) for _ in range(3)
     }
     assert len(texts) == 1
     other = await node.chat(temperature=1.5, seed=12, logit_bias=bias, max_tokens=20)
@@ -134,7 +133,8 @@ async def test_errors_are_openai_shaped(
     code: str,
     param: str | None,
 ) -> None:
-    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    data = None if raw is None else io.BytesIO(raw)
     async with aiohttp.ClientSession() as session:
         async with session.request(method, node.url + path, data=data) as response:
             error = (await response.json())["error"]

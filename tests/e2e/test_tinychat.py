@@ -1,0 +1,116 @@
+"""tinychat in a real browser: Chromium, driven by Playwright, against a real two-node cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, cluster, until
+from playwright.async_api import Page, async_playwright, expect
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture
+async def c(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path) as made:
+        made.add("n0", "--memory", "2GB", EXO_DUMMY_FAULTS="delay=0.01")
+        made.add("n1", "--memory", "1GB", EXO_DUMMY_FAULTS="delay=0.01")
+        await made.together()
+        await made.nodes["n0"].chat()  # so that the dummy is served, and listed
+        yield made
+
+
+@pytest.fixture
+async def page(c: Cluster) -> AsyncIterator[Page]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = await browser.new_page()
+        complaints: list[str] = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "console",
+            # A refused request is logged by the browser itself; the page shows it.
+            lambda m: (
+                complaints.append(m.text)
+                if m.type == "error" and "status of 400" not in m.text
+                else None
+            ),
+        )
+        await page.goto(c.nodes["n1"].url)
+        await page.select_option("#model", "dummy")
+        yield page
+        await browser.close()
+        assert complaints == []
+
+
+async def ask(page: Page, text: str) -> None:
+    await page.fill("#input", text)
+    await page.press("#input", "Enter")
+
+
+async def test_it_shows_the_cluster_and_streams_an_answer(page: Page) -> None:
+    await expect(page.locator("#cluster")).to_contain_text("2 nodes")
+    await expect(page.locator("#cluster")).to_contain_text("dummy ready")
+    await ask(page, "hello")
+    await expect(page.locator(".user")).to_have_text("hello")
+    await expect(page.locator("#stop")).to_be_visible()
+    await page.wait_for_function(
+        "document.querySelector('.assistant')?.textContent.length > 20", timeout=10_000
+    )
+    await page.click("#stop")
+    await expect(page.locator("#send")).to_be_visible()
+    await expect(page.locator(".assistant")).to_contain_text("stopped")
+
+
+async def test_a_stop_frees_the_sequence(page: Page, c: Cluster) -> None:
+    async def sequences(n: int) -> bool:
+        status = (await c.nodes["n0"].get("/v1/topology"))["status"]
+        return bool(status["sequences"] == n)
+
+    await ask(page, "hello")
+    await until(lambda: sequences(1), "the answer runs")
+    await page.click("#stop")
+    await until(lambda: sequences(0), "nothing runs any more", 5)
+
+
+async def test_the_conversation_is_kept_and_can_be_begun_anew(page: Page) -> None:
+    await ask(page, "first")
+    await page.wait_for_function(
+        "document.querySelector('.assistant')?.textContent.length > 20", timeout=10_000
+    )
+    await page.click("#stop")
+    await expect(page.locator("#send")).to_be_visible()
+    await page.reload()
+    await expect(page.locator(".user")).to_have_text("first")
+    await expect(page.locator(".assistant")).to_have_count(1)
+    await page.click("#clear")
+    await expect(page.locator(".message")).to_have_count(0)
+    await expect(page.locator("#welcome")).to_be_visible()
+
+
+async def test_markup_in_a_message_is_text(page: Page) -> None:
+    await ask(page, "<img src=x onerror=alert(1)>")
+    await expect(page.locator(".user")).to_have_text("<img src=x onerror=alert(1)>")
+    await expect(page.locator(".user img")).to_have_count(0)
+    await page.click("#stop")
+    await expect(page.locator("#send")).to_be_visible()
+
+
+async def test_an_error_is_shown_as_one(page: Page, c: Cluster) -> None:
+    await ask(page, "x" * 5000)
+    await expect(page.locator(".error")).to_contain_text("the context of dummy is 4096")

@@ -1,0 +1,52 @@
+import json
+from pathlib import Path
+
+import pytest
+import zoo
+
+from exo.errors import ModelUnsupported
+from exo.models.description import context_length, describe_checkpoint, read_config
+
+
+def test_sizes_are_those_of_the_file(tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path)
+    found = describe_checkpoint("m", tmp_path, zoo.LAYERS)
+    weights = (tmp_path / "model.safetensors").stat().st_size
+    kv = 4096 * 2 * 2 * 2 * 16  # tokens x (key, value) x 2 bytes x 2 heads x 16
+    bytes_counted = sum(found.layer_bytes) - zoo.LAYERS * kv + found.first_bytes
+    assert weights * 0.95 < bytes_counted < weights
+    assert len(set(found.layer_bytes)) == 1
+    assert found.context_length == 4096 or found.context_length == 512
+
+
+def test_the_checkpoint_digest_follows_configuration_and_tensors(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("llama", "qwen3", "llama again"):
+        zoo.write_checkpoint(name.split()[0], tmp_path / name)
+        digests.add(describe_checkpoint("m", tmp_path / name, zoo.LAYERS).checkpoint)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_config_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelUnsupported):
+        read_config(tmp_path)
+
+
+def test_pickles_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(ModelUnsupported, match="pickled weights are not read"):
+        describe_checkpoint("m", tmp_path, 2)
+    for damaged in (b"", b"\xff" * 100, (1000).to_bytes(8, "little") + b"{"):
+        (tmp_path / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(ModelUnsupported, match="not a safetensors file"):
+            describe_checkpoint("m", tmp_path, 2)
+
+
+def test_the_context_is_read_by_its_many_names() -> None:
+    assert context_length({"max_position_embeddings": 7}) == 7
+    assert context_length({"n_ctx": 9, "max_position_embeddings": None}) == 9
+    assert context_length({"text_config": {"max_position_embeddings": 5}}) == 5
+    assert context_length({}) == 4096
