@@ -197,7 +197,8 @@ class CutModel:
         self.n_layers = len(self.layers)
         self._cut = Cut(self.n_layers)
         for index, layer in enumerate(self.layers):
-            layer.__class__ = _cut_class(type(layer))
+            kind: Any = type(layer)
+            layer.__class__ = _cut_class(kind)
             object.__setattr__(layer, "_exo_cut", self._cut)
             object.__setattr__(layer, "_exo_index", index)
         self.boundaries, self.cuts, self.uncuttable = self._trace()

@@ -36,14 +36,14 @@ def use_host_blas(layer: nn.Module, twin: nn.Module) -> None:
     for name, linear in layer.named_modules():
         if type(linear) in _LINEAR:
             object.__setattr__(linear, "_exo_weight", _dense(twins[name]))
-            linear.__class__ = _host_class(type(linear))
+            _send_to_host(linear)
 
 
 def use_host_blas_when_called(module: nn.Module) -> None:
     """The same for one module outside the layers (a head, a tied embedding), at its first use:
     only the shard that uses it pays for it."""
     if type(module) in _LINEAR + _EMBEDDING:
-        module.__class__ = _host_class(type(module))
+        _send_to_host(module)
 
 
 def forget(layer: nn.Module) -> None:
@@ -51,6 +51,11 @@ def forget(layer: nn.Module) -> None:
     for linear in layer.modules():
         if vars(linear).pop("_exo_weight", None) is not None:
             linear.__class__ = type(linear).__bases__[0]
+
+
+def _send_to_host(module: nn.Module) -> None:
+    kind: Any = type(module)
+    module.__class__ = _host_class(kind)
 
 
 def _elements(linear: nn.Module) -> int:
