@@ -54,7 +54,7 @@ _HONOURED = {
 class ChatDefaults:
     """What a request that does not say gets."""
 
-    temperature: float = 1.0
+    temperature: float = 0.0
     max_tokens: int | None = None
     system_prompt: str | None = None
 

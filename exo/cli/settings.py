@@ -121,7 +121,10 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "--chatgpt-api-host", default="127.0.0.1", help="0.0.0.0 serves the whole network"
     )
     api.add_argument(
-        "--default-temp", type=float, default=1.0, help="temperature where none is asked"
+        "--default-temp",
+        type=float,
+        default=0.0,
+        help="temperature where none is asked (0: greedy)",
     )
     api.add_argument("--max-generate-tokens", type=int, help="longest answer where none is asked")
     api.add_argument("--system-prompt", help="for conversations that bring none")
