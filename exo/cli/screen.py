@@ -20,8 +20,8 @@ def node_screen(node: StandardNode) -> RenderableType:
     """The screen as it is now."""
     topology = node.topology()
     parts: list[RenderableType] = [_links(node), Text(), _nodes(topology)]
-    if node.plans:
-        parts += [Text(), *(_plan(plan) for plan in node.plans)]
+    if plans := list(node.plans):
+        parts += [Text(), *map(_plan, plans)]
     parts += [Text(), Text("Ctrl-C ends this node", style="dim")]
     return Panel(Group(*parts), title=f"exo {__version__}", title_align="left", padding=(1, 2))
 

@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import logging
 import os
+import platform
 import re
 import secrets
 import uuid
@@ -43,7 +44,8 @@ def node_id(folder: Path) -> str:
         file.seek(0)
         known = file.read().strip()
         if not re.fullmatch(r"[\w.-]{1,64}", known):
-            known = secrets.token_hex(4)
+            machine = re.sub(r"[^\w-]", "", platform.node().split(".")[0])[:24] or "node"
+            known = f"{machine}-{secrets.token_hex(2)}"
             file.seek(0)
             file.truncate()
             file.write(known + "\n")

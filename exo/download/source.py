@@ -24,6 +24,10 @@ class ModelSource(ABC):
     def find(self, card: ModelCard) -> Path | None:
         """The directory if it is here already; touches no network."""
 
+    def listed(self) -> list[ModelCard]:
+        """Models here that the registry may not know."""
+        return []
+
     def can_fetch(self, card: ModelCard) -> bool:
         """True if `fetch` could bring it."""
         return False
@@ -67,3 +71,10 @@ class HuggingFaceCache(ModelSource):
             return None
         folder = Path(config).parent
         return folder if any(folder.glob("model*.safetensors")) else None
+
+    def listed(self) -> list[ModelCard]:
+        """Every repo in the cache whose files a chat needs are there."""
+        folders = Path(huggingface_hub.constants.HF_HUB_CACHE).glob("models--*--*")
+        repos = sorted(f.name.removeprefix("models--").replace("--", "/", 1) for f in folders)
+        cards = [ModelCard(repo, repo, repo=repo) for repo in repos]
+        return [c for c in cards if (here := self.find(c)) and (here / "tokenizer.json").is_file()]

@@ -49,11 +49,15 @@ class ModelStore:
         return next((path for s in self._sources if (path := s.find(card)) is not None), None)
 
     def available(self) -> list[ModelCard]:
-        """Models of the registry that are here or can be fetched."""
-        return [
+        """Models that are here or can be fetched: the registry's, then what else sources list."""
+        known = [
             card
             for card in registry().values()
             if any(s.can_fetch(card) or s.find(card) for s in self._sources)
+        ]
+        repos = {card.repo for card in known}
+        return known + [
+            card for s in self._sources for card in s.listed() if card.repo not in repos
         ]
 
     async def ensure(self, model_id: str, on_progress: OnProgress) -> Path:

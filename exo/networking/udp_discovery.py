@@ -141,8 +141,10 @@ class UDPDiscovery(Discovery):
             except OSError as error:
                 # An unplugged cable; it may come back. Said once, counted always.
                 self._counters["send_failed"] += 1
+                # macOS has no broadcast on its loopback; nodes there meet on another interface.
+                level = logging.INFO if interface.kind == "loopback" else logging.WARNING
                 if interface not in self._failing:
-                    logger.warning("cannot announce on %s: %s", interface.name, error)
+                    logger.log(level, "cannot announce on %s: %s", interface.name, error)
                 self._failing.add(interface)
 
     def received(self, listener: DiscoveryListener, datagram: bytes, host: str) -> None:

@@ -190,11 +190,10 @@ class Membership(DiscoveryListener):
     # Connecting -------------------------------------------------------------------------------
 
     async def _keep_connected(self, peer: _Peer) -> None:
-        """For as long as this node runs: connect by the best route, keep heartbeats, start over."""
+        """While it is announced: connect by the best route, keep heartbeats, start over."""
         loop = asyncio.get_running_loop()
-        while True:
-            route = peer.best_route(loop.time())
-            if route is not None and not peer.left:
+        while (route := peer.best_route(loop.time())) is not None or peer.left:
+            if route is not None:
                 try:
                     await self._connected(peer, route)
                 except ExoError as error:
@@ -205,6 +204,9 @@ class Membership(DiscoveryListener):
                     logger.exception("session with %s at %s", peer.node_id, route.address)
                     self._lose(peer, PeerUnavailable(f"{type(error).__name__}: {error}"))
             await asyncio.sleep(RETRY_S)
+            if peer.left and not peer.routes:
+                break
+        del self._peers[peer.node_id]
 
     async def _connected(self, peer: _Peer, route: Route) -> None:
         """One connection's life; always ends with the error that ended it."""

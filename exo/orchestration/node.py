@@ -32,6 +32,7 @@ from exo.networking.server import NodeHandler, NodeServer
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.membership import Membership
 from exo.orchestration.planner import Member, Planner
+from exo.orchestration.published import PublishedPlans
 from exo.orchestration.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
@@ -80,15 +81,11 @@ class StandardNode(NodeHandler):
             config.step_timeout_s,
             self.membership.handle_of,
             lambda: self.membership.alive,
-            self._on_plan_over,
+            lambda plan: self.plans.remove(plan.hash),
         )
-        self._planner = Planner(
-            config.node_id, self._members, self._published_plan, self._next_epoch
-        )
-        self._published: dict[str, RingPlan] = {}
-        self._served: set[str] = set()  # models to plan anew when members come and go
+        self.plans = PublishedPlans(self._tell_changed)
+        self._planner = Planner(config.node_id, self._members, self.plans.of, self._next_epoch)
         self._descriptions: dict[str, ModelDescription] = {}
-        self._max_epoch = 0
         self._changed = asyncio.Condition()
         self._members_changed = asyncio.Event()
         self._tasks = TaskOwner(f"node {config.node_id}")
@@ -169,11 +166,6 @@ class StandardNode(NodeHandler):
         """The model, its files brought here first if need be."""
         return (await self.prepare(model_id, on_progress)).description
 
-    @property
-    def plans(self) -> list[RingPlan]:
-        """Every plan that serves, as far as this node knows."""
-        return list(self._published.values())
-
     def topology(self) -> Topology:
         """The cluster as this node sees it now."""
         nodes, links = self.membership.views()
@@ -214,8 +206,8 @@ class StandardNode(NodeHandler):
     async def ensure_plan(self, model_id: str, dead_hash: str, on_progress: OnProgress) -> RingPlan:
         """A plan that serves: the published one unless it is `dead_hash`, else the planner's."""
         for attempt in range(1, PLAN_ATTEMPTS + 1):
-            self._forget(dead_hash)
-            if (known := self._published.get(model_id)) is not None:
+            self.plans.remove(dead_hash)
+            if (known := self.plans.of(model_id)) is not None:
                 return known
             planner_id = self.topology().planner_id
             try:
@@ -228,7 +220,7 @@ class StandardNode(NodeHandler):
                 if attempt == PLAN_ATTEMPTS or self.topology().planner_id == planner_id:
                     raise
             else:
-                self._publish(plan)
+                self.plans.add(plan)
                 return plan
         raise AssertionError("the loop returns or raises")
 
@@ -254,13 +246,13 @@ class StandardNode(NodeHandler):
         Raises:
             PlanMismatch: the plan is stale, or means other files than this node has.
         """
-        published = self._published.get(plan.model_id)
+        published = self.plans.of(plan.model_id)
         if published is not None and plan.epoch < published.epoch:
             raise PlanMismatch(
                 f"plan {plan.hash} of {plan.model_id} has epoch {plan.epoch}; node "
                 f"{self.config.node_id} serves epoch {published.epoch}"
             )
-        self._max_epoch = max(self._max_epoch, plan.epoch)
+        self.plans.saw_epoch(plan.epoch)
         description = (await self.prepare(plan.model_id, on_progress)).description
         path = self.store.find(plan.model_id)
         if path is None:
@@ -283,13 +275,13 @@ class StandardNode(NodeHandler):
 
     async def publish(self, plan: RingPlan) -> None:
         """The plan serves; shards that no plan needs any more are given back."""
-        self._publish(plan)
+        self.plans.add(plan)
         await self.rings.unload_unused(plan.model_id)
 
     async def retire(self, plan_hash: str, reason: str) -> None:
         """No new sequences on this plan."""
         logger.info("plan %s is retired: %s", plan_hash, reason)
-        self._forget(plan_hash)
+        self.plans.remove(plan_hash)
         await self.rings.retire(plan_hash, reason)
 
     def on_frame(self, plan_hash: str, frame: Frame) -> None:
@@ -302,26 +294,6 @@ class StandardNode(NodeHandler):
         self, plan_hash: str, request: GenerationRequest
     ) -> AsyncGenerator[GenerationEvent, None]:
         return self.rings.generate(plan_hash, request)
-
-    def _published_plan(self, model_id: str) -> RingPlan | None:
-        return self._published.get(model_id)
-
-    def _publish(self, plan: RingPlan) -> None:
-        self._max_epoch = max(self._max_epoch, plan.epoch)
-        known = self._published.get(plan.model_id)
-        if known is None or known.epoch <= plan.epoch:
-            self._published[plan.model_id] = plan
-            self._served.add(plan.model_id)
-            self._tell_changed()
-
-    def _forget(self, plan_hash: str) -> None:
-        for model_id, plan in list(self._published.items()):
-            if plan.hash == plan_hash:
-                del self._published[model_id]
-                self._tell_changed()
-
-    def _on_plan_over(self, plan: RingPlan) -> None:
-        self._forget(plan.hash)
 
     # Membership: who peers are to this node -----------------------------------------------------
 
@@ -349,7 +321,7 @@ class StandardNode(NodeHandler):
             instance_id=own.instance_id,
             api_url=self.api_url,
             capabilities=messages.capabilities_to_pb(self._own_capabilities()),
-            plans=map(messages.plan_to_pb, self._published.values()),
+            plans=map(messages.plan_to_pb, self.plans),
         )
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
@@ -379,16 +351,14 @@ class StandardNode(NodeHandler):
 
     def _on_lost(self, node_id: str, error: ExoError) -> None:
         """Plans of a lost member end here at once."""
-        for plan in self.plans:
-            if node_id in plan.node_ids:
-                self._forget(plan.hash)
+        self.plans.remove_with(node_id)
         self.rings.lose(node_id, error)
         self._members_changed.set()
         self._tell_changed()
 
     def _on_plans(self, plans: tuple[RingPlan, ...]) -> None:
         for plan in plans:
-            self._publish(plan)
+            self.plans.add(plan)
 
     async def _replan_on_change(self) -> None:
         """After members came or went, the planner fits the served models to who is there."""
@@ -397,7 +367,7 @@ class StandardNode(NodeHandler):
             # They often come several at once.
             await asyncio.sleep(self.config.heartbeat_interval_s)
             self._members_changed.clear()
-            for model_id in list(self._served):
+            for model_id in list(self.plans.served):
                 if self.topology().planner_id != self.config.node_id:
                     break
                 try:
@@ -417,11 +387,11 @@ class StandardNode(NodeHandler):
         return {self.config.node_id: self, **peers}
 
     def _epoch_seen(self) -> int:
-        return max(self._max_epoch, self.membership.max_epoch)
+        return max(self.plans.max_epoch, self.membership.max_epoch)
 
     def _next_epoch(self) -> int:
-        self._max_epoch = self._epoch_seen() + 1
-        return self._max_epoch
+        self.plans.saw_epoch(self._epoch_seen() + 1)
+        return self.plans.max_epoch
 
     def _tell_changed(self) -> None:
         self._tasks.background(self._notify(), "notify")

@@ -14,11 +14,8 @@ result needs it. `n_layers` layers are built and only the shard's are ever in me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
-from itertools import accumulate, pairwise
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +25,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from exo.errors import InvalidFrame, ModelUnsupported
+from exo.errors import ModelUnsupported
 from exo.inference.mlx import caches as kv
-
-_TRACE_TOKENS = (5, 7)
-"""Tokens of the two traced steps; sizes that no other axis of a model has by chance."""
+from exo.inference.mlx.boundary import Boundary
+from exo.inference.mlx.trace import (
+    TRACE_TOKENS,
+    Call,
+    arrays_of_unknown_origin,
+    boundaries_of,
+    crossings,
+)
 
 # What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
 # the process when a package is missing.
@@ -57,69 +59,6 @@ class _Left(Exception):
         self.returned = returned
 
 
-@dataclass(frozen=True)
-class _PerToken:
-    """An array with one entry a token: its shape, where the tokens are, and the dtype this node
-    computes in."""
-
-    shape: tuple[int, ...]
-    axis: int
-    dtype: mx.Dtype
-
-    @property
-    def features(self) -> int:
-        return prod(self.shape) // self.shape[self.axis]
-
-    def to_rows(self, array: mx.array) -> mx.array:
-        return mx.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], -1)
-
-    def from_rows(self, rows: mx.array) -> mx.array:
-        others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
-        return mx.moveaxis(rows.reshape(-1, *others), 0, self.axis).astype(self.dtype)
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What crosses from one layer to the next: a template of what the layer returns, with a
-    _PerToken for each array that travels. Other shards get one row of features a token; what does
-    not travel (a layer's own keys, an offset) they see as None."""
-
-    template: Any
-
-    @property
-    def parts(self) -> list[_PerToken]:
-        return list(_leaves(self.template, _PerToken))
-
-    @property
-    def features(self) -> int:
-        return sum(part.features for part in self.parts)
-
-    def pack(self, returned: Any) -> mx.array:
-        """What a layer returned, as [tokens, features]."""
-        pairs = zip(_flat(self.template), _flat(returned), strict=True)
-        rows = [part.to_rows(array) for part, array in pairs if isinstance(part, _PerToken)]
-        return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=1)
-
-    def unpack(self, rows: mx.array) -> Any:
-        """[tokens, features] as what the layer returned; raises InvalidFrame for another width."""
-        if rows.ndim != 2 or rows.shape[1] != self.features:
-            raise InvalidFrame(
-                f"hidden states have shape {list(rows.shape)}, expected [tokens, {self.features}]"
-            )
-        ends = [*accumulate(part.features for part in self.parts)]
-        columns = iter(zip([0, *ends], ends, strict=False))
-
-        def fill(node: Any) -> Any:
-            if isinstance(node, (list, tuple)):
-                return type(node)(fill(item) for item in node)
-            if isinstance(node, _PerToken):
-                start, end = next(columns)
-                return node.from_rows(rows[:, start:end])
-            return None
-
-        return fill(self.template)
-
-
 class Cut:
     """What the layers of one model do in the forward pass now running."""
 
@@ -131,14 +70,14 @@ class Cut:
         self.keep_last = 0
         self.used_caches: set[int] = set()
         self.passive = False  # a model that cannot be cut runs untouched
-        self.trace: list[_Call] | None = None
+        self.trace: list[Call] | None = None
 
     def run_layer(
         self, index: int, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self.trace is not None:
             returned = call(*args, **kwargs)
-            self.trace.append(_Call(index, (*args, *kwargs.values()), returned))
+            self.trace.append(Call(index, (*args, *kwargs.values()), returned))
             return returned
         if self.passive:
             return call(*args, **kwargs)
@@ -151,13 +90,6 @@ class Cut:
         if self.end < self.n_layers or not self.keep_last:
             raise _Left(returned)
         return _last_tokens(returned, self.keep_last)
-
-
-@dataclass(frozen=True)
-class _Call:
-    index: int
-    arguments: tuple[Any, ...]
-    returned: Any
 
 
 def _last_tokens(returned: Any, count: int) -> Any:
@@ -180,7 +112,7 @@ def _cut_class(layer_class: Any) -> Any:
 
 
 class CutModel:
-    """A checkpoint whose layers run by range. Nothing is read before `load_layers`.
+    """A checkpoint whose layers run by range. Its parameters stay lazy until something uses them.
 
     Raises:
         ModelUnsupported: mlx-lm has no class for it, or the class cannot be built or traced.
@@ -264,16 +196,14 @@ class CutModel:
         why not elsewhere.
         """
         caches = self.new_caches()
-        first, second = (self._traced(tokens, caches) for tokens in _TRACE_TOKENS)
+        first, second = (self._traced(tokens, caches) for tokens in TRACE_TOKENS)
         if [call.index for call in first] != list(range(self.n_layers)):
             why = "it runs its layers more than once, in another order, or not as a whole"
             self._cut.passive = True
             return [], frozenset(), why
-        boundaries = [
-            Boundary(_template(a.returned, b.returned)) for a, b in zip(first, second, strict=True)
-        ]
-        refused = _crossings(first, boundaries)
-        if next(_arrays_of_unknown_origin(first), None) is not None:
+        boundaries = boundaries_of(first, second)
+        refused = crossings(first, boundaries)
+        if next(arrays_of_unknown_origin(first), None) is not None:
             refused |= self._failing_cuts(boundaries)
         refused.pop(0, None)
         refused.pop(self.n_layers, None)
@@ -282,8 +212,8 @@ class CutModel:
         allowed = frozenset(range(1, self.n_layers)) - refused.keys()
         return boundaries, allowed, "; ".join(sorted(set(refused.values())))
 
-    def _traced(self, tokens: int, caches: list[Any]) -> list[_Call]:
-        calls: list[_Call] = []
+    def _traced(self, tokens: int, caches: list[Any]) -> list[Call]:
+        calls: list[Call] = []
         self._cut.trace = calls
         try:
             self.model(mx.zeros((1, tokens), mx.int32), cache=caches)
@@ -321,64 +251,3 @@ class CutModel:
         """The modules that belong to no layer: embedding, norms, head."""
         inside = {id(module) for layer in self.layers for module in layer.modules()}
         return [module for module in self.model.modules() if id(module) not in inside]
-
-
-def _template(first: Any, second: Any) -> Any:
-    """What a layer returned in both traces, with a _PerToken where an array has an axis that grew
-    with the tokens of the step (and not with those before, as its keys do), else None."""
-    if isinstance(first, (list, tuple)):
-        return tuple(_template(a, b) for a, b in zip(first, second, strict=True))
-    if isinstance(first, mx.array) and isinstance(second, mx.array):
-        for axis, sizes in enumerate(zip(first.shape, second.shape, strict=True)):
-            if sizes == _TRACE_TOKENS:
-                return _PerToken(tuple(first.shape), axis, first.dtype)
-    return None
-
-
-def _crossings(calls: list[_Call], boundaries: list[Boundary]) -> dict[int, str]:
-    """Cuts that something would have to cross which does not travel, and what it is."""
-    refused: dict[int, str] = {}
-    first_user: dict[int, int] = {}
-    made_by: dict[int, tuple[int, bool]] = {}
-    for call, boundary in zip(calls, boundaries, strict=True):
-        for value in call.arguments:
-            if isinstance(value, dict):
-                refused |= dict.fromkeys(range(1, len(calls)), "layers share state in a dictionary")
-            for leaf in kv.leaves(value):
-                earlier = first_user.setdefault(id(leaf), call.index)
-                for cut in range(earlier + 1, call.index + 1):
-                    refused[cut] = "layers share a KV cache"
-            for array in _leaves(value, mx.array):
-                maker, travels = made_by.get(id(array), (call.index, True))
-                for cut in range(maker + (2 if travels else 1), call.index + 1):
-                    refused[cut] = "later layers read what earlier ones made"
-        if not boundary.parts:
-            refused[call.index + 1] = f"layer {call.index} returns nothing per token"
-        for part, array in zip(_flat(boundary.template), _flat(call.returned), strict=True):
-            if isinstance(array, mx.array):
-                made_by[id(array)] = (call.index, isinstance(part, _PerToken))
-    return refused
-
-
-def _arrays_of_unknown_origin(calls: list[_Call]) -> Iterator[mx.array]:
-    """Arrays that reach a later layer and neither reached the first nor were returned by one:
-    masks of another kind, or something read out of a KV cache."""
-    known = {id(array) for array in _leaves(calls[0].arguments, mx.array)}
-    for previous, call in pairwise(calls):
-        known |= {id(array) for array in _leaves(previous.returned, mx.array)}
-        # The first argument is the layer's input, whatever the model does to it in between.
-        for array in _leaves(call.arguments[1:], mx.array):
-            if id(array) not in known:
-                yield array
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
-
-
-def _leaves(value: Any, kind: type) -> Iterator[Any]:
-    return (leaf for leaf in _flat(value) if isinstance(leaf, kind))
