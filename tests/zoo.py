@@ -547,11 +547,11 @@ def worst_error(found: list[npt.NDArray], expected: list[npt.NDArray]) -> float:
 
 
 def some_cuts(description: ModelDescription) -> list[list[int]]:
-    """Uneven 2- and 3-way splits and one layer per node, of those the architecture allows."""
+    """An uneven 2-way and 3-way split and one layer per node, of those the architecture allows."""
     n_layers = description.n_layers
     allowed = [c for c in range(1, n_layers) if description.cuts is None or c in description.cuts]
-    wanted = [[1], [n_layers - 1], [1, 3], [2, n_layers - 2], list(range(1, n_layers))]
-    kept = [[c for c in cuts if c in allowed] for cuts in wanted] + [allowed]
+    wanted = [[n_layers - 1], [1, 3], list(range(1, n_layers))]
+    kept = [[c for c in cuts if c in allowed] for cuts in wanted]
     return [list(cuts) for cuts in dict.fromkeys(map(tuple, kept)) if cuts]
 
 

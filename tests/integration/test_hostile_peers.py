@@ -9,14 +9,13 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
 
 import grpc
 import grpc.aio
 import psutil
 import pytest
-from cluster import Cluster, ExoProcess, cluster, until
+from cluster import Cluster, ExoProcess, until
 
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
@@ -81,14 +80,17 @@ def _read_some(s: socket.socket) -> None:
 RAW = [fin, rst, http_get, tls_hello, noise, lying_length]
 
 
-@pytest.fixture
-async def ring(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path) as c:
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests of this file: each must leave it as it found it."""
+    c = Cluster(tmp_path_factory.mktemp("ring"))
+    try:
         for role, memory in ROLES.items():
-            faults = "delay=0.005" if role != "api" else ""
-            c.add(role, "--memory", memory, EXO_DUMMY_FAULTS=faults)
-        await c.together()
+            c.add(role, "--memory", memory, EXO_DUMMY_FAULTS="delay=0.005")
+        asyncio.run(c.together())
         yield c
+    finally:
+        c.stop()
 
 
 async def holdings(c: Cluster) -> dict[str, tuple[int, ...]]:

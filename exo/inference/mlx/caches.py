@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -26,6 +25,8 @@ def advance(cache: Any, tokens: int) -> None:
     Models take masks and positions from the cache of whichever layer they please, so the offset
     of every cache must be right, whoever holds its keys.
     """
+    from mlx_lm.models.cache import KVCache  # slow to import, see MLXEngine
+
     if type(cache) is KVCache:
         cache.offset += tokens
     elif hasattr(cache, "update_and_fetch"):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import mlx.core as mx
@@ -17,7 +17,6 @@ import psutil
 from exo.errors import CacheMiss
 from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress, Slice, cache_miss
 from exo.inference.mlx import caches as kv
-from exo.inference.mlx.cut_model import CutModel
 from exo.inference.mlx.host_linear import (
     dense_bytes,
     forget,
@@ -26,6 +25,9 @@ from exo.inference.mlx.host_linear import (
 )
 from exo.models.description import ModelDescription, describe_checkpoint
 from exo.shard import Shard
+
+if TYPE_CHECKING:
+    from exo.inference.mlx.cut_model import CutModel
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,9 @@ class MLXEngine(InferenceEngine):
         return replace(found, cuts=model.cuts, uncuttable=model.uncuttable)
 
     def _cut_model(self, path: Path) -> CutModel:
+        # mlx-lm brings transformers along: a second that a node's start need not wait for.
+        from exo.inference.mlx.cut_model import CutModel
+
         # float16 products on a CPU are 30 times slower than float32 ones.
         return CutModel(path, mx.float32 if self._on_cpu else None)
 
