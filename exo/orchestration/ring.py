@@ -133,12 +133,13 @@ class Rank:
 
     async def _release(self, release: Release) -> None:
         self._live.difference_update(release.sequence_ids)
-        await self._engine.release(release.sequence_ids)
-        if not self.shard.is_last:
-            try:
+        try:
+            await self._engine.release(release.sequence_ids)
+            if not self.shard.is_last:
                 await self._send(release)
-            except ExoError as error:
-                logger.debug("release not passed on: %s", error)
+        except ExoError as error:
+            # Nobody waits for a release; a cache that is left goes with the plan.
+            logger.warning("%s on %s: release: %s", self.shard, self._node_id, error.message)
 
     async def _send(self, frame: Frame) -> None:
         assert self._link is not None

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 
-from exo.errors import CacheMiss, ExoError, Overloaded, PlanMismatch, StepTimeout
+from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PlanMismatch, StepTimeout
 from exo.inference.engine import ForwardBatch
 from exo.networking.messages import (
     GenerationEvent,
@@ -64,7 +64,7 @@ class Scheduler:
         self._tasks = TaskOwner(f"scheduler {plan.hash}")
 
     def start(self) -> None:
-        self._tasks.background(self._run_steps(), "steps")
+        self._tasks.background(self._supervise(), "steps")
 
     @property
     def sequence_count(self) -> int:
@@ -127,6 +127,16 @@ class Scheduler:
 
     async def close(self) -> None:
         await self._tasks.close()
+
+    async def _supervise(self) -> None:
+        """A scheduler that dies must not leave its clients waiting."""
+        try:
+            await self._run_steps()
+        except Exception as error:
+            logger.exception("scheduler of %s", self.plan.model_id)
+            failed = EngineFailed(f"the scheduler failed: {type(error).__name__}: {error}")
+            self.end(failed)
+            self._on_broken(self.plan, failed)
 
     async def _run_steps(self) -> None:
         while True:
