@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from exo import __version__
@@ -63,6 +64,9 @@ def _let_parent_values_stand(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and exit status 1."""
+    # Until a node's own handlers are in place there is nothing to clean up, and a KeyboardInterrupt
+    # in the middle of an import may be lost.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     args = build_parser().parse_args(arguments)
     set_up_logging()
     try:
@@ -73,8 +77,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"exo: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _command(args: argparse.Namespace) -> int:

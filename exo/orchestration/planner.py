@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
 
 from exo.download.progress import OnProgress, Progress
 from exo.errors import (
-    EngineFailed,
     ExoError,
     ModelTooLarge,
     ModelUnsupported,
@@ -222,16 +221,21 @@ def _one_checkpoint(
     return description, memory
 
 
-async def _all(calls: Iterable) -> None:  # type: ignore[type-arg]
+async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Await all at once; the first failure cancels the rest and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:
                 group.create_task(call)
-    except* ExoError as failures:
-        leaf: BaseException = failures
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        raise leaf from None
-    except* Exception as failures:
-        raise EngineFailed(f"loading failed: {failures.exceptions[0]!r}") from failures
+    except BaseExceptionGroup as failures:
+        # Not `except*`: what is raised there comes out wrapped in a group again.
+        raise _first(failures) from failures
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first ExoError in a group, else its first exception."""
+    known = failures.subgroup(ExoError)
+    leaf: BaseException = known or failures
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return leaf

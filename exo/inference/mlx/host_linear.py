@@ -1,10 +1,9 @@
 """Linear layers on a CPU through NumPy's BLAS.
 
 MLX's CPU backend multiplies matrices on one thread of a reference BLAS, and quantized ones slower
-still (8 tokens/s for a 135M model, prefill included). Here the weights are dequantized to float32
-once and multiplied by NumPy's BLAS, which uses all cores: the same numbers, up to the order of
-their sums, 20 times faster in prefill. It costs 4 bytes a parameter, so it is used only where
-those fit.
+still. Here the weights are dequantized to float32 once and multiplied by NumPy's BLAS, which uses
+all cores: the same numbers, up to the order of their sums, many times faster in prefill
+(docs/benchmarks.md). It costs 4 bytes a parameter, so it is used only where those fit.
 """
 
 from __future__ import annotations

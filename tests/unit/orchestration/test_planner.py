@@ -1,0 +1,164 @@
+"""What a planner does with what nodes answer; nodes are objects that answer as told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from exo.download.progress import Progress
+from exo.errors import (
+    EngineFailed,
+    ExoError,
+    ModelNotFound,
+    ModelTooLarge,
+    ModelUnsupported,
+    PeerUnavailable,
+)
+from exo.models.description import ModelDescription
+from exo.networking.messages import Prepared
+from exo.orchestration.planner import Planner
+from exo.shard import RingPlan
+
+GB = 10**9
+
+
+def described(checkpoint: str = "files", **changes: Any) -> ModelDescription:
+    fields = {"layer_bytes": (GB,) * 8, "first_bytes": 0, "last_bytes": 0, "context_length": 64}
+    return ModelDescription("m", "llama", checkpoint, **(fields | changes))
+
+
+class Told:
+    """A member that answers `prepare` with a description or an error, and notes what it is told."""
+
+    def __init__(self, answer: ModelDescription | ExoError, gb: float = 16) -> None:
+        self.answer = answer
+        self.memory = int(gb * GB)
+        self.told: list[str] = []
+        self.fail_load: list[ExoError] = []
+
+    async def prepare(self, model_id: str, on_progress: Any) -> Prepared:
+        on_progress(Progress("checking", model_id))
+        if isinstance(self.answer, ExoError):
+            raise self.answer
+        return Prepared(self.answer, self.memory)
+
+    async def load_shard(self, plan: RingPlan, on_progress: Any) -> None:
+        self.told.append("load")
+        await asyncio.sleep(0)
+        if self.fail_load:
+            raise self.fail_load.pop(0)
+
+    async def warm_up(self, plan: RingPlan) -> None:
+        self.told.append("warm up")
+
+    async def publish(self, plan: RingPlan) -> None:
+        self.told.append("publish")
+
+    async def retire(self, plan_hash: str, reason: str) -> None:
+        self.told.append("retire")
+
+
+def planner(members: dict[str, Told], published: dict[str, RingPlan] | None = None) -> Planner:
+    epochs = iter(range(1, 100))
+    known = {} if published is None else published
+    return Planner("a", lambda: dict(members), known.get, lambda: next(epochs))
+
+
+async def ensure(members: dict[str, Told]) -> RingPlan:
+    made = planner(members)
+    try:
+        return await made.ensure("m", lambda progress: None)
+    finally:
+        await made.close()
+
+
+async def test_every_member_loads_the_head_is_warmed_up_and_only_then_it_is_published() -> None:
+    members = {"a": Told(described(), 32), "b": Told(described(), 8)}
+    plan = await ensure(members)
+    assert plan.node_ids == ("a", "b")
+    assert members["a"].told == ["load", "warm up", "publish"]
+    assert members["b"].told == ["load", "publish"]
+
+
+async def test_nodes_that_cannot_serve_it_are_left_out_with_the_reason() -> None:
+    members = {
+        "a": Told(described()),
+        "b": Told(ModelNotFound("no files here")),
+        "c": Told(described("other files"), 4),
+    }
+    plan = await ensure(members)
+    assert plan.node_ids == ("a",)
+    assert dict(plan.left_out) == {
+        "b": "no files here",
+        "c": "it holds other files under this model's name",
+    }
+    assert members["b"].told == ["publish"]
+
+
+async def test_when_no_node_has_it_the_asked_nodes_own_reason_is_raised() -> None:
+    members = {"b": Told(PeerUnavailable("gone")), "a": Told(ModelNotFound("nowhere"))}
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        await ensure(members)
+
+
+@pytest.mark.parametrize("failing", ["a", "b"])
+async def test_a_load_that_fails_is_raised_as_it_is_and_the_plan_retired(failing: str) -> None:
+    members = {"a": Told(described()), "b": Told(described())}
+    members[failing].fail_load = [EngineFailed("damaged file")]
+    with pytest.raises(EngineFailed, match="damaged file"):
+        await ensure(members)
+    assert all(member.told[-1] == "retire" for member in members.values())
+
+
+async def test_two_failures_at_once_are_one_error() -> None:
+    members = {"a": Told(described()), "b": Told(described())}
+    for member in members.values():
+        member.fail_load = [EngineFailed("damaged file")]
+    with pytest.raises(EngineFailed, match="damaged file"):
+        await ensure(members)
+
+
+async def test_a_member_lost_while_loading_means_another_try() -> None:
+    members = {"a": Told(described()), "b": Told(described())}
+    members["b"].fail_load = [PeerUnavailable("gone for a moment")]
+    plan = await ensure(members)
+    assert plan.epoch == 2
+    members["b"].fail_load = [PeerUnavailable("gone for good")] * 9
+    with pytest.raises(PeerUnavailable, match="for good"):
+        await ensure(members)
+
+
+async def test_callers_at_the_same_time_share_one_making() -> None:
+    members = {"a": Told(described())}
+    made = planner(members)
+    plans = await asyncio.gather(*(made.ensure("m", lambda p: None) for _ in range(5)))
+    assert len({plan.hash for plan in plans}) == 1
+    assert members["a"].told.count("load") == 1
+    await made.close()
+
+
+async def test_a_model_too_large_or_not_to_be_cut_is_refused() -> None:
+    small = {"a": Told(described(), 4), "b": Told(described(), 4)}
+    with pytest.raises(ModelTooLarge, match="short"):
+        await ensure(small)
+    uncuttable = described(cuts=frozenset(), uncuttable="layers share a KV cache")
+    fits_one = {"a": Told(uncuttable, 16), "b": Told(uncuttable, 4)}
+    assert (await ensure(fits_one)).node_ids == ("a",)
+    fits_none = {"a": Told(uncuttable, 6), "b": Told(uncuttable, 6)}
+    with pytest.raises(ModelUnsupported, match=r"llama.*layers share a KV cache"):
+        await ensure(fits_none)
+
+
+async def test_a_renewed_plan_with_the_same_placement_is_the_old_one() -> None:
+    members = {"a": Told(described()), "b": Told(described())}
+    published: dict[str, RingPlan] = {}
+    made = planner(members, published)
+    published["m"] = await made.ensure("m", lambda p: None)
+    assert await made.ensure("m", lambda p: None, renew=True) is published["m"]
+    members["c"] = Told(described())
+    renewed = await made.ensure("m", lambda p: None, renew=True)
+    assert set(renewed.node_ids) == {"a", "b", "c"}
+    assert members[published["m"].head_id].told[-1] == "retire"
+    await made.close()
