@@ -1,0 +1,99 @@
+"""Two hosts on a LAN, as network namespaces of our own; exo gets no flag about the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOSTS = {"exo-test-a": "10.77.3.1", "exo-test-b": "10.77.9.2"}  # one /20: a /24 would part them
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("ip") is None or os.geteuid() != 0, reason="needs root and iproute2"
+)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def lan() -> Iterator[None]:
+    """Two namespaces joined by a veth pair, each with loopback and a bridge nobody is on."""
+    a, b = HOSTS
+    try:
+        for host in HOSTS:
+            ip("netns", "add", host)
+        ip("link", "add", "eth0", "netns", a, "type", "veth", "peer", "name", "eth0", "netns", b)
+        for host, address in HOSTS.items():
+            ip("-n", host, "address", "add", f"{address}/20", "broadcast", "+", "dev", "eth0")
+            ip("-n", host, "link", "set", "eth0", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+            ip("-n", host, "link", "add", "docker0", "type", "bridge")
+            ip("-n", host, "address", "add", "172.17.0.1/16", "dev", "docker0")
+            ip("-n", host, "link", "set", "docker0", "up")
+    except subprocess.CalledProcessError as error:
+        _remove()
+        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+    yield
+    _remove()
+
+
+def _remove() -> None:
+    for host in HOSTS:
+        subprocess.run(["ip", "netns", "delete", host], capture_output=True, check=False)
+
+
+def start(host: str, folder: Path) -> subprocess.Popen[bytes]:
+    command = ["ip", "netns", "exec", host, sys.executable, "-m", "exo.cli.main", "--disable-tui"]
+    command += ["--inference-engine", "dummy", "--node-id", host, "--memory", "1GB"]
+    environment = os.environ | {"EXO_HOME": str(folder / host), "DEBUG": "1"}
+    with (folder / f"{host}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def topology(host: str) -> dict[str, Any]:
+    """What the node in the namespace says, asked from inside it."""
+    url = "http://127.0.0.1:52415/v1/topology"
+    code = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=2).read().decode())"
+    command = ["ip", "netns", "exec", host, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else {"nodes": {}}
+
+
+def wait(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def state(host: str, peer: str) -> str:
+    return str(topology(host)["nodes"].get(peer, {}).get("state", ""))
+
+
+def test_two_hosts_find_each_other_and_notice_a_pulled_cable(lan: None, tmp_path: Path) -> None:
+    a, b = HOSTS
+    nodes = [start(host, tmp_path) for host in HOSTS]
+    try:
+        wait(lambda: state(a, b) == state(b, a) == "alive", "they find each other")
+        seen = topology(a)
+        assert seen["nodes"][b]["address"].startswith(HOSTS[b])
+        assert [link["interface"] for link in seen["links"]] == ["eth0"]
+        ip("-n", b, "link", "set", "eth0", "down")
+        wait(lambda: state(a, b) != "alive", "the cable is pulled")
+        ip("-n", b, "link", "set", "eth0", "up")
+        wait(lambda: state(a, b) == state(b, a) == "alive", "it is plugged in again")
+    finally:
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            assert node.wait(5) == 130
