@@ -1,11 +1,17 @@
-"""Owned background work: a task whose death is seen."""
+"""Owned asynchronous work: tasks whose death is seen, iterators that are never silent."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from exo.errors import ExoError
+
+Item = TypeVar("Item")
+Pulse = TypeVar("Pulse")
 
 logger = logging.getLogger(__name__)
 
@@ -43,3 +49,28 @@ class TaskOwner:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def with_pulse(
+    events: AsyncIterator[Item], pulse: Pulse, interval_s: float
+) -> AsyncGenerator[Item | Pulse, None]:
+    """`events`, and `pulse` whenever the next one takes longer than `interval_s`."""
+    upcoming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait([upcoming], timeout=interval_s)
+            if not upcoming.done():
+                yield pulse
+                continue
+            try:
+                event = upcoming.result()
+            except StopAsyncIteration:
+                return
+            yield event
+            upcoming = asyncio.ensure_future(anext(events))
+    finally:
+        upcoming.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, ExoError):
+            await upcoming
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()

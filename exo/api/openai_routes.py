@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,12 +25,13 @@ from exo.inference.sampling import SampledToken
 from exo.models.card import registry, resolve
 from exo.models.tokenizer import Tokenizer
 from exo.orchestration.node import StandardNode
+from exo.tasks import with_pulse
 
-HEADERS_AFTER_S = 1.0
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 1.0
 """A stream's headers are held back this long, so that a request that fails early fails with a real
-HTTP status; then keep-alives begin."""
-
-KEEP_ALIVE_S = 1.0
+HTTP status; from then on a comment this often says what is waited for."""
 
 
 class OpenAIRoutes:
@@ -127,39 +129,27 @@ class _Stream:
 
     async def respond(self) -> web.StreamResponse:
         try:
-            async with contextlib.aclosing(self._events()) as events:
-                await self._send_all(events)
-        except ExoError as error:
+            pulsing = with_pulse(self._events(), None, PATIENCE_S)
+            async with contextlib.aclosing(pulsing) as events:
+                async for event in events:
+                    if event is None:
+                        await (await self._begun()).write(f": {self._progress}\n\n".encode())
+                    else:
+                        await self._send(event)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
             if self._response is None:
                 raise
-            await self._send(error_body(error))
+            # The status line is out: an event is the only way left to tell the client.
+            if not isinstance(error, ExoError):
+                logger.exception("streaming an answer of %s", self._request.model)
+            known = error if isinstance(error, ExoError) else ExoError("internal error")
+            await self._send(error_body(known))
         response = await self._begun()
+        await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
-
-    async def _send_all(self, events: AsyncIterator[dict[str, Any]]) -> None:
-        """Every event, and a comment whenever the next one takes time."""
-        patience = HEADERS_AFTER_S
-        upcoming = asyncio.ensure_future(anext(events))
-        try:
-            while True:
-                await asyncio.wait([upcoming], timeout=patience)
-                if not upcoming.done():
-                    response = await self._begun()
-                    await response.write(f": {self._progress}\n\n".encode())
-                    patience = KEEP_ALIVE_S
-                    continue
-                try:
-                    event = upcoming.result()
-                except StopAsyncIteration:
-                    break
-                upcoming = asyncio.ensure_future(anext(events))
-                await self._send(event)
-        finally:
-            upcoming.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, ExoError):
-                await upcoming
-        await (await self._begun()).write(b"data: [DONE]\n\n")
 
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         answer = await self._chat.answer(self._request, self._note)

@@ -87,28 +87,3 @@ async def until_silent(
         except TimeoutError as error:
             raise StepTimeout(f"node {peer} fell silent for {silence_s:.0f} s") from error
         yield event
-
-
-async def with_pulse(
-    events: AsyncIterator[Item], pulse: Item, interval_s: float = PULSE_S
-) -> AsyncGenerator[Item, None]:
-    """`events`, and `pulse` whenever the next one takes longer than `interval_s`."""
-    upcoming = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            await asyncio.wait([upcoming], timeout=interval_s)
-            if not upcoming.done():
-                yield pulse
-                continue
-            try:
-                event = upcoming.result()
-            except StopAsyncIteration:
-                return
-            yield event
-            upcoming = asyncio.ensure_future(anext(events))
-    finally:
-        upcoming.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, ExoError):
-            await upcoming
-        if isinstance(events, AsyncGenerator):
-            await events.aclose()

@@ -4,6 +4,7 @@ that session's alone."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -29,8 +30,9 @@ from exo.networking.messages import (
     StepFailure,
 )
 from exo.networking.peer_handle import Beat, beat_from_pb, beat_to_pb
-from exo.networking.rpc import OPTIONS, abort, with_pulse
+from exo.networking.rpc import OPTIONS, PULSE_S, abort
 from exo.shard import RingPlan
+from exo.tasks import with_pulse
 
 logger = logging.getLogger(__name__)
 
@@ -220,8 +222,10 @@ class _Servicer(NodeServiceServicer):
             tokens = self._handler.generate_as_head(
                 request.plan_hash, messages.generation_from_pb(request)
             )
-            async for event in with_pulse(tokens, GenerationEvent()):
-                yield messages.event_to_pb(event)
+            pulsing = with_pulse(tokens, GenerationEvent(), PULSE_S)
+            async with contextlib.aclosing(pulsing) as events:
+                async for event in events:
+                    yield messages.event_to_pb(event)
         except ExoError as error:
             await abort(context, error)
 
@@ -269,11 +273,13 @@ async def _with_progress(
             await asyncio.gather(task, return_exceptions=True)
 
     try:
-        async for event in with_pulse(run(), Progress("waiting")):
-            if isinstance(event, Progress):
-                yield progress_event(messages.progress_to_pb(event))
-            else:
-                yield result_event(event.value)
+        pulsing = with_pulse(run(), Progress("waiting"), PULSE_S)
+        async with contextlib.aclosing(pulsing) as events:
+            async for event in events:
+                if isinstance(event, Progress):
+                    yield progress_event(messages.progress_to_pb(event))
+                else:
+                    yield result_event(event.value)
     except ExoError as error:
         await abort(context, error)
 
