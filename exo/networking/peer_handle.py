@@ -101,6 +101,7 @@ class PeerHandle:
         """
         with errors_of(self._name):
             call = self._stub.Heartbeats(metadata=(("exo-node-id", own_id),))
+            ended = asyncio.ensure_future(call.code())
             try:
                 loop = asyncio.get_running_loop()
                 counter = 0
@@ -120,9 +121,13 @@ class PeerHandle:
                     if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
                         raise PeerUnavailable(f"node {self._name} ended the heartbeats")
                     yield beat_from_pb(answer), loop.time() - sent
-                    await asyncio.sleep(interval_s - min(interval_s, loop.time() - sent))
+                    rest_s = interval_s - min(interval_s, loop.time() - sent)
+                    if (await asyncio.wait([ended], timeout=rest_s))[0]:
+                        # Between two beats: a cut is known at once, not at the next beat.
+                        raise PeerUnavailable(f"the connection to node {self._name} was cut")
             finally:
                 call.cancel()
+                await asyncio.wait([ended])
 
     async def goodbye(self, node_id: str, instance_id: str) -> None:
         request = pb.GoodbyeRequest(node_id=node_id, instance_id=instance_id)

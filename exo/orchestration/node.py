@@ -12,7 +12,14 @@ from typing import Any
 
 from exo.download.progress import OnProgress, Progress
 from exo.download.store import ModelStore
-from exo.errors import ExoError, InvalidRequest, ModelNotFound, PeerUnavailable, PlanMismatch
+from exo.errors import (
+    ExoError,
+    InvalidRequest,
+    ModelNotFound,
+    PeerUnavailable,
+    PlanMismatch,
+    StepTimeout,
+)
 from exo.inference.engine import InferenceEngine
 from exo.inference.sampling import SamplingParams
 from exo.models.description import ModelDescription
@@ -43,6 +50,12 @@ logger = logging.getLogger(__name__)
 
 PLAN_ATTEMPTS = 4
 """How often a request asks for another plan because the one it was given had just ended."""
+
+SETTLE_S = 0.2
+"""How long a request lets members find out who is gone before it asks again, times the attempt."""
+
+REPLAN_S = 1.0
+"""How soon a plan that failed for want of a member is tried again."""
 
 MEMORY_PROBE_S = 2.0
 
@@ -143,12 +156,13 @@ class StandardNode(NodeHandler):
                         started = True
                         yield event
                 return
-            except PlanMismatch as error:
-                # The plan ended between choosing it and reaching its head: nothing has run.
+            except (PlanMismatch, PeerUnavailable) as error:
+                # The plan ended before a token came out of it: another one serves as well.
                 if started or attempt == PLAN_ATTEMPTS:
                     raise
                 logger.info("%s; asking for another plan", error.message)
                 dead_hash = plan.hash
+                await asyncio.sleep(attempt * SETTLE_S)
 
     async def _generate_at_head(
         self, plan: RingPlan, request: GenerationRequest
@@ -372,6 +386,9 @@ class StandardNode(NodeHandler):
                     break
                 try:
                     await self._planner.ensure(model_id, _unheard, renew=True)
+                except (PeerUnavailable, PlanMismatch, StepTimeout) as error:
+                    logger.warning("no new plan of %s yet: %s", model_id, error.message)
+                    asyncio.get_running_loop().call_later(REPLAN_S, self._members_changed.set)
                 except ExoError as error:
                     # Whoever asks for the model next gets this error, or a working plan.
                     logger.warning("no new plan of %s: %s", model_id, error.message)

@@ -86,6 +86,10 @@ class Planner:
             ModelNotFound, ModelUnsupported, ModelTooLarge: no node can serve it.
             PeerUnavailable: members kept failing.
         """
+        while renew and (earlier := self._making.get(model_id)) is not None:
+            # It began before what makes a new plan necessary.
+            assert earlier.task is not None
+            await asyncio.wait([earlier.task])
         making = self._making.get(model_id)
         if making is None:
             plan = self._current(model_id)

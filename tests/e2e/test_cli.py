@@ -141,10 +141,7 @@ async def test_the_next_port_is_taken_and_said_so(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         first = c.add("n0")
         await until(first.answers, "the first answers")
-        second = c.add("n1")
-        second.stop()
-        second.api_port = first.api_port
-        second.start()
+        second = c.add("n1", "--chatgpt-api-port", str(first.api_port))
         await until(lambda: "is taken, using" in second.tail(), "the notice")
         assert f"http://127.0.0.1:{first.api_port + 1}" in second.tail()
 

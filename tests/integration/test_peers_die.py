@@ -2,12 +2,15 @@
 the next request is served by who is left, and a node that comes back is used again."""
 
 import asyncio
+import os
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from cluster import ApiError, Cluster, cluster, until
+from cluster import ApiError, Cluster, ExoProcess, cluster, until
 
 # Memory makes the ring's order; `api` is too small for a layer, so it only serves clients.
 ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
@@ -92,4 +95,49 @@ async def test_any_node_may_die_at_any_moment(
 
             await until(used_again, "the node that came back is used")
             assert await c.nodes[via].chat() == answer
+            assert all(node.lives for node in c.nodes.values())
+
+
+def reset_connections(node: ExoProcess) -> None:
+    """RST on every connection other nodes have to this one (`ss -K`: SOCK_DESTROY)."""
+    command = ["ss", "-K", "-t", "dst", "127.0.0.1", "dport", "=", str(node.node_port)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(
+    shutil.which("ss") is None or os.geteuid() != 0, reason="needs root and iproute2"
+)
+@pytest.mark.parametrize("phase", ["load", "prefill", "decode", "idle"])
+async def test_reset_connections_end_a_session_not_a_node(phase: str, tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        for role in ROLES:
+            start(c, role)
+        await c.together()
+        if phase != "load":
+            expected = await c.nodes["api"].chat()
+        for victim in ROLES:
+            if phase == "load" and victim != "head":
+                continue  # a plan is loaded once; at the head its planning is cut as well
+            for role in ROLES:
+                c.nodes[role].log.write_text("")
+            asked = None
+            if phase != "idle":
+                asked = asyncio.create_task(ask(c, "api", phase))
+                await reach(c, phase, asked)
+            reset_connections(c.nodes[victim])
+            if asked is not None:
+                try:
+                    await asyncio.wait_for(asked, 20 if phase == "load" else 2 * IN_TIME_S)
+                except ApiError as error:
+                    assert error.code in ("peer_unavailable", "plan_mismatch"), error
+            await c.together()
+            answer = await c.nodes["api"].chat()
+            if phase != "load":
+                assert answer == expected
+
+            async def whole() -> bool:
+                return await c.nodes["api"].ring() == ["head", "middle", "tail"]
+
+            await until(whole, "the ring is whole again")
+            assert await c.nodes["tail"].chat() == answer
             assert all(node.lives for node in c.nodes.values())
