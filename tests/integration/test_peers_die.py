@@ -17,8 +17,9 @@ ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
 IN_TIME_S = 5.0
 
 
-def start(c: Cluster, role: str) -> None:
-    faults = "delay=0.03,load_delay=1.0" if role != "api" else ""
+def start(c: Cluster, role: str, phase: str) -> None:
+    load_delay = 1.0 if phase == "load" else 0.1
+    faults = f"delay=0.03,load_delay={load_delay}" if role != "api" else ""
     c.add(role, "--memory", ROLES[role], EXO_DUMMY_FAULTS=faults)
 
 
@@ -52,7 +53,7 @@ async def test_any_node_may_die_at_any_moment(
 ) -> None:
     async with cluster(tmp_path) as c:
         for role in ROLES:
-            start(c, role)
+            start(c, role, phase)
         await c.together()
         for victim in ROLES:
             via = "api" if victim != "api" else "middle"
@@ -61,7 +62,7 @@ async def test_any_node_may_die_at_any_moment(
                 for role in ROLES:
                     c.nodes[role].kill()
                     c.nodes[role].log.write_text("")
-                    start(c, role)
+                    start(c, role, phase)
                 await c.together()
             for role in ROLES:
                 c.nodes[role].log.write_text("")
@@ -87,7 +88,7 @@ async def test_any_node_may_die_at_any_moment(
                 c.nodes[victim].send(signal.SIGCONT)
             else:
                 c.nodes[victim].process.wait()
-                start(c, victim)
+                start(c, victim, phase)
             await c.together()
 
             async def used_again(via: str = via) -> bool:
@@ -111,7 +112,7 @@ def reset_connections(node: ExoProcess) -> None:
 async def test_reset_connections_end_a_session_not_a_node(phase: str, tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for role in ROLES:
-            start(c, role)
+            start(c, role, phase)
         await c.together()
         if phase != "load":
             expected = await c.nodes["api"].chat()
