@@ -31,15 +31,14 @@ class Piece:
     finish_reason: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
-    """One answer under way. Counts are of tokens."""
+    """One answer under way. Every generated token is in exactly one piece."""
 
     id: str
     tokenizer: Tokenizer
     prompt_tokens: int
     pieces: AsyncGenerator[Piece, None]
-    completion_tokens: int = 0
 
 
 class Chat:
@@ -82,19 +81,18 @@ class Chat:
             len(prompt),
             f", user {request.user}" if request.user else "",
         )
-        answer = Answer(wanted.sequence_id, tokenizer, len(prompt), _nothing())
-        answer.pieces = self._pieces(answer, request, wanted, on_progress)
-        return answer
+        pieces = self._pieces(tokenizer, request, wanted, on_progress)
+        return Answer(wanted.sequence_id, tokenizer, len(prompt), pieces)
 
     async def _pieces(
         self,
-        answer: Answer,
+        tokenizer: Tokenizer,
         request: ChatRequest,
         wanted: GenerationRequest,
         on_progress: OnProgress,
     ) -> AsyncGenerator[Piece, None]:
         """Text as it comes. Closing this cancels the sequence on every node."""
-        text = TextStream(answer.tokenizer)
+        text = TextStream(tokenizer)
         stops = StopStrings(request.stop)
         waiting: list[SampledToken] = []
         events = self._node.generate(request.model, wanted, on_progress)
@@ -102,7 +100,6 @@ class Chat:
             async for event in events:
                 ready = ""
                 if event.token is not None:
-                    answer.completion_tokens += 1
                     waiting.append(event.token)
                     ready = text.add(event.token.token_id)
                 if event.finish_reason:
@@ -128,8 +125,3 @@ class Chat:
                 tokenizer = await asyncio.to_thread(load_tokenizer, description.model_type, path)
                 self._tokenizers[description.model_id] = tokenizer
             return tokenizer
-
-
-async def _nothing() -> AsyncGenerator[Piece, None]:
-    return
-    yield

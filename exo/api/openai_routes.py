@@ -112,7 +112,7 @@ async def _whole(request: ChatRequest, answer: Answer) -> dict[str, Any]:
                 "finish_reason": finish_reason,
             }
         ],
-        "usage": _usage(answer),
+        "usage": _usage(answer, len(tokens)),
     }
 
 
@@ -155,13 +155,18 @@ class _Stream:
         answer = await self._chat.answer(self._request, self._note)
         async with contextlib.aclosing(answer.pieces) as pieces:
             first = True
+            completion_tokens = 0
             async for piece in pieces:
+                completion_tokens += len(piece.tokens)
                 if first:
                     yield self._chunk(answer, {"role": "assistant", "content": ""}, Piece())
                     first = False
                 yield self._chunk(answer, {"content": piece.text} if piece.text else {}, piece)
         if self._request.include_usage:
-            yield self._envelope(answer) | {"choices": [], "usage": _usage(answer)}
+            yield self._envelope(answer) | {
+                "choices": [],
+                "usage": _usage(answer, completion_tokens),
+            }
 
     def _chunk(self, answer: Answer, delta: dict[str, str], piece: Piece) -> dict[str, Any]:
         choice = {
@@ -201,11 +206,11 @@ class _Stream:
         await response.write(f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode())
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: Answer, completion_tokens: int) -> dict[str, int]:
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": answer.prompt_tokens + completion_tokens,
     }
 
 
