@@ -234,7 +234,7 @@ class StandardNode(NodeHandler):
                 if attempt == PLAN_ATTEMPTS or self.topology().planner_id == planner_id:
                     raise
             else:
-                self.plans.add(plan)
+                self._take_plan(plan)
                 return plan
         raise AssertionError("the loop returns or raises")
 
@@ -289,8 +289,17 @@ class StandardNode(NodeHandler):
 
     async def publish(self, plan: RingPlan) -> None:
         """The plan serves; shards that no plan needs any more are given back."""
-        self.plans.add(plan)
+        self._take_plan(plan)
         await self.rings.unload_unused(plan.model_id)
+
+    def _take_plan(self, plan: RingPlan) -> None:
+        """The plan serves, unless a later one does; the other one's head lets it run out."""
+        other = self.plans.add(plan)
+        if other is not None and other.head_id == self.config.node_id:
+            self._tasks.background(self.rings.retire(other.hash, "another plan serves"), "retire")
+        if plan.planner_id != self.topology().planner_id:
+            # Made by who did not see the planner: if that is this node, it looks again.
+            self._members_changed.set()
 
     async def retire(self, plan_hash: str, reason: str) -> None:
         """No new sequences on this plan."""
@@ -324,6 +333,9 @@ class StandardNode(NodeHandler):
             )
         route = Route(host, request.port, *self._interface_of(host))
         self.membership.heard(request.node_id, request.instance_id, route)
+        if request.node_id in self.membership.alive:
+            # It had lost this node, which did not notice: plans may have been made without it.
+            self._members_changed.set()
         if request.node_id == own.node_id and request.instance_id != own.instance_id:
             raise InvalidRequest(
                 f"two nodes call themselves {own.node_id}, one of them at {route.address}: "
@@ -372,7 +384,7 @@ class StandardNode(NodeHandler):
 
     def _on_plans(self, plans: tuple[RingPlan, ...]) -> None:
         for plan in plans:
-            self.plans.add(plan)
+            self._take_plan(plan)
 
     async def _replan_on_change(self) -> None:
         """After members came or went, the planner fits the served models to who is there."""

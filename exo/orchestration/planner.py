@@ -141,10 +141,8 @@ class Planner:
         except ExoError as error:
             await self._tell(ring, "retire", plan.hash, f"it never served: {error.message}")
             raise
-        await self._tell(members, "publish", plan)
-        if old is not None and old.head_id in members:
-            reason = f"plan {plan.hash} replaces it"
-            await self._tell({old.head_id: members[old.head_id]}, "retire", old.hash, reason)
+        # To who is there now: a node that came while the plan was made must know of it too.
+        await self._tell(members | self._members(), "publish", plan)
         on_progress(Progress("ready", model_id))
         return plan
 

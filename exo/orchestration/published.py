@@ -23,14 +23,20 @@ class PublishedPlans:
     def of(self, model_id: str) -> RingPlan | None:
         return self._by_model.get(model_id)
 
-    def add(self, plan: RingPlan) -> None:
-        """An older plan than the known one is ignored."""
+    def add(self, plan: RingPlan) -> RingPlan | None:
+        """Keep the later of this plan and the known one; returns the other, None if there is none.
+
+        Two planners that did not see each other may give one epoch twice: the hash decides, the
+        same way on every node.
+        """
         self.saw_epoch(plan.epoch)
         known = self._by_model.get(plan.model_id)
-        if known is None or known.epoch <= plan.epoch:
-            self._by_model[plan.model_id] = plan
-            self.served.add(plan.model_id)
-            self._on_change()
+        if known is not None and (known.epoch, known.hash) > (plan.epoch, plan.hash):
+            return plan
+        self._by_model[plan.model_id] = plan
+        self.served.add(plan.model_id)
+        self._on_change()
+        return known if known is None or known.hash != plan.hash else None
 
     def remove(self, plan_hash: str) -> None:
         """It serves no longer; an unknown one is fine."""

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def ip(*arguments: str) -> str:
+    command = ["ip", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -40,9 +41,12 @@ def lan() -> Iterator[None]:
             ip("-n", host, "link", "add", "docker0", "type", "bridge")
             ip("-n", host, "address", "add", "172.17.0.1/16", "dev", "docker0")
             ip("-n", host, "link", "set", "docker0", "up")
+        for host in HOSTS:
+            # A link takes a moment to come up, and exo reads the interfaces when it starts.
+            wait(lambda host=host: "state UP" in ip("-n", host, "link", "show", "eth0"), "a link")
     except subprocess.CalledProcessError as error:
         _remove()
-        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
     yield
     _remove()
 
