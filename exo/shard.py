@@ -115,10 +115,6 @@ class RingPlan:
         return self.members[0].node_id
 
     @property
-    def tail_id(self) -> str:
-        return self.members[-1].node_id
-
-    @property
     def node_ids(self) -> tuple[str, ...]:
         return tuple(m.node_id for m in self.members)
 
@@ -140,24 +136,3 @@ class RingPlan:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"hash": self.hash}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RingPlan:
-        """The plan a peer sent; raises PlanMismatch where it contradicts its own hash."""
-        try:
-            plan = cls(
-                model_id=data["model_id"],
-                epoch=int(data["epoch"]),
-                planner_id=data["planner_id"],
-                checkpoint=data["checkpoint"],
-                members=tuple(
-                    RingMember(m["node_id"], Shard(**m["shard"])) for m in data["members"]
-                ),
-                left_out=tuple((node, reason) for node, reason in data["left_out"]),
-            )
-            claimed = data["hash"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanMismatch(f"malformed ring plan: {error!r}") from error
-        if claimed != plan.hash:
-            raise PlanMismatch(f"plan says its hash is {claimed}, its content gives {plan.hash}")
-        return plan

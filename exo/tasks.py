@@ -38,11 +38,6 @@ class TaskOwner:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("task %s died", task.get_name(), exc_info=error)
 
-    @property
-    def count(self) -> int:
-        """Tasks still running."""
-        return len(self._tasks)
-
     async def close(self) -> None:
         """Cancel what still runs and wait until it has ended."""
         running = [task for task in self._tasks if task is not asyncio.current_task()]

@@ -26,8 +26,8 @@ SHUTDOWN_S = 0.5
 class ApiConfig:
     """`host` is loopback unless the user asks for more."""
 
-    host: str = "127.0.0.1"
-    port: int = 52415
+    host: str
+    port: int
     defaults: ChatDefaults = field(default_factory=ChatDefaults)
 
 

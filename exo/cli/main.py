@@ -7,7 +7,7 @@ import signal
 import sys
 
 from exo import __version__
-from exo.cli.settings import add_node_flags, set_up_logging
+from exo.cli.settings import DEFAULT_API_PORT, add_node_flags, set_up_logging
 from exo.errors import ExoError
 
 _DESCRIPTION = """\
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="the cluster as the node on this machine sees it")
     for command in (models, status):
-        command.add_argument("--chatgpt-api-port", type=int, default=52415)
+        command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
     status.add_argument("--json", action="store_true", help="for programs")
     return parser
 

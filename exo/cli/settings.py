@@ -15,6 +15,8 @@ from typing import IO
 
 from exo.errors import InvalidRequest
 
+DEFAULT_API_PORT = 52415
+
 _held_locks: list[IO[str]] = []  # open for as long as this process lives
 
 
@@ -118,7 +120,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "--wait-for-peers", type=int, default=0, metavar="N", help="begin when N others are here"
     )
     api = parser.add_argument_group("answers")
-    api.add_argument("--chatgpt-api-port", type=int, default=52415, help="port of API and tinychat")
+    api.add_argument(
+        "--chatgpt-api-port", type=int, default=DEFAULT_API_PORT, help="port of API and tinychat"
+    )
     api.add_argument(
         "--chatgpt-api-host", default="127.0.0.1", help="0.0.0.0 serves the whole network"
     )

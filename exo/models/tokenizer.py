@@ -17,7 +17,6 @@ class Tokenizer(ABC):
     """What the API needs of a tokenizer."""
 
     eos_token_ids: frozenset[int]
-    vocabulary_size: int
 
     @abstractmethod
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
@@ -55,7 +54,6 @@ class HFTokenizer(Tokenizer):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelUnsupported(f"the tokenizer in {path} cannot be loaded: {error}") from error
         self.eos_token_ids = _eos_token_ids(path, self._tokenizer)
-        self.vocabulary_size = len(self._tokenizer)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         import jinja2
@@ -84,7 +82,6 @@ class ByteTokenizer(Tokenizer):
     """One token a byte, for the dummy engine."""
 
     eos_token_ids = frozenset({257})
-    vocabulary_size = 258
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DEFAULT_API_PORT = 52415
 DEFAULT_BROADCAST_PORT = 52416
 
 

@@ -36,17 +36,6 @@ class DeviceCapabilities:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> DeviceCapabilities:
-        return cls(
-            model=str(data["model"]),
-            chip=str(data["chip"]),
-            accelerator=str(data["accelerator"]),
-            memory_total_bytes=int(data["memory_total_bytes"]),
-            memory_available_bytes=int(data["memory_available_bytes"]),
-            cores=int(data["cores"]),
-        )
-
     def __str__(self) -> str:
         return (
             f"{self.model} ({self.chip}), {self.memory_available_bytes / GB:.1f} of "
