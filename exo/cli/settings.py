@@ -69,6 +69,13 @@ def set_up_logging() -> None:
         logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of every command that starts a node."""
     who = parser.add_argument_group("this node")
@@ -76,8 +83,19 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--inference-engine",
         default="auto",
-        choices=("auto", "mlx", "dummy"),
+        choices=("auto", "cpu", "mlx", "dummy"),
         help="what computes: auto picks the best for this machine (default)",
+    )
+    who.add_argument(
+        "--threads",
+        type=_positive,
+        metavar="N",
+        help="threads of the cpu engine (default: the physical cores exo may use)",
+    )
+    who.add_argument(
+        "--precise",
+        action="store_true",
+        help="cpu engine: float activations instead of 8-bit ones, slower",
     )
     who.add_argument(
         "--memory", help="memory a model may take here, like 12GB (default: what is free)"
@@ -160,6 +178,8 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         node_host=args.node_host,
         peers=args.peers,
         engine=args.inference_engine,
+        threads=args.threads,
+        precise=args.precise,
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         quantize=args.quantize,
     )

@@ -127,27 +127,39 @@ def _kv_bytes_per_token(text: dict[str, Any]) -> int:
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
     """(name, bytes) of every tensor, by file name and then as the header lists them."""
+    for file in safetensors_files(path):
+        for name, entry in safetensors_header(file)[1].items():
+            width = _BYTES.get(entry["dtype"], 1)
+            yield name, prod(entry["shape"]) * width
+
+
+def safetensors_files(path: Path) -> list[Path]:
+    """The weight files of a checkpoint's folder.
+
+    Raises:
+        ModelUnsupported: there are none.
+    """
     files = sorted(path.glob("model*.safetensors"))
     if not files:
         raise ModelUnsupported(f"{path} has no model*.safetensors (pickled weights are not read)")
-    for file in files:
-        for name, entry in _header(file).items():
-            if name != "__metadata__":
-                width = _BYTES.get(entry["dtype"], 1)
-                yield name, prod(entry["shape"]) * width
+    return files
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """A safetensors file's header: 8 bytes little-endian length, then JSON.
+def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where a file's tensor data begins, and its tensors: 8 bytes little-endian length, then JSON.
 
     Format: https://huggingface.co/docs/safetensors/index#format
+
+    Raises:
+        ModelUnsupported: the file is no safetensors file.
     """
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > min(100_000_000, file.stat().st_size):
                 raise ValueError(f"header length {length}")
-            header = json.loads(stream.read(length))
+            header = dict(json.loads(stream.read(length)))
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{file} is not a safetensors file: {error}") from error
-    return dict(header)
+    header.pop("__metadata__", None)
+    return 8 + length, header

@@ -22,9 +22,8 @@ def build_node(config: NodeConfig) -> StandardNode:
     chosen = config.interfaces
     interfaces = named_interfaces(chosen) if chosen else lan_interfaces()
     store = ModelStore(config.models_dir, default_sources(config.models_dir, config.quantize))
-    return StandardNode(
-        config, make_engine(config.engine), store, _discovery(config, interfaces), interfaces
-    )
+    engine = make_engine(config.engine, config.threads, precise=config.precise)
+    return StandardNode(config, engine, store, _discovery(config, interfaces), interfaces)
 
 
 def _discovery(config: NodeConfig, interfaces: list[Interface]) -> Discovery:

@@ -27,6 +27,8 @@ class NodeConfig:
     node_host: str = ""
     peers: str = ""
     engine: str = "auto"
+    threads: int | None = None  # of the cpu engine; None: the physical cores it may use
+    precise: bool = False  # float instead of 8-bit activations in the cpu engine
     memory_bytes: int | None = None
     quantize: int | None = None
     heartbeat_interval_s: float = 0.5

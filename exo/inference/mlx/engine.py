@@ -20,8 +20,8 @@ from exo.inference.mlx import caches as kv
 from exo.inference.mlx.host_linear import (
     dense_bytes,
     forget,
-    use_host_blas,
-    use_host_blas_when_called,
+    move_to_host,
+    move_to_host_when_called,
 )
 from exo.models.description import ModelDescription, describe_checkpoint
 from exo.shard import Shard
@@ -54,12 +54,16 @@ class _SequenceCache:
 class MLXEngine(InferenceEngine):
     """Each slice of a batch runs through mlx-lm's model on its own prompt cache, so a sequence's
     tokens do not depend on what else is in the step; the graphs are built first and evaluated
-    together."""
+    together.
+
+    On a CPU, `packed_linears` gives quantized linear layers to the cpu engine's kernels; without,
+    everything is float32 and this engine is what the other is measured against."""
 
     name = "mlx"
 
-    def __init__(self) -> None:
+    def __init__(self, *, packed_linears: bool = False) -> None:
         super().__init__()
+        self._packed_linears = packed_linears
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._loaded: dict[str, _Loaded] = {}
         self._sequences: dict[tuple[Shard, str], _SequenceCache] = {}
@@ -95,29 +99,31 @@ class MLXEngine(InferenceEngine):
         total = sum(model.parameter_bytes(index) for index in missing)
         done = 0
         on_progress(done, total)
-        twin = self._twin_for_host_blas(model, missing)
+        dense = self._on_cpu and self._dense_fits(model, missing)
+        packed = self._on_cpu and self._packed_linears
+        twin = None
+        if missing and (dense or packed):
+            for module in model.outer_modules():
+                move_to_host_when_called(module, packed=packed, dense=dense)
+            twin, _ = model.build()
         for index in missing:
             if twin is not None:
-                use_host_blas(model.layers[index], twin.layers[index])
+                move_to_host(model.layers[index], twin.layers[index], packed=packed, dense=dense)
                 twin.layers[index].clear()
             else:
                 mx.eval(model.layers[index].parameters())
             done += model.parameter_bytes(index)
             on_progress(done, total)
 
-    def _twin_for_host_blas(self, model: CutModel, missing: list[int]) -> Any:
-        """A lazy copy of the model to read dense weights from, or None to keep them packed."""
-        if not self._on_cpu or not missing:
-            return None
-        need = sum(dense_bytes(model.layers[index]) for index in missing)
+    def _dense_fits(self, model: CutModel, missing: list[int]) -> bool:
+        """Whether memory has room for float32 copies of what BLAS would compute."""
+        layers = [model.layers[index] for index in missing]
+        need = sum(dense_bytes(layer, packed=self._packed_linears) for layer in layers)
         free = psutil.virtual_memory().available
         if need > DENSE_MEMORY_SHARE * free:
             logger.info("weights stay packed: %d bytes as float32, %d free", need, free)
-            return None
-        for module in model.outer_modules():
-            use_host_blas_when_called(module)
-        twin, _ = model.build()
-        return twin
+            return False
+        return True
 
     def _read_the_rest(self, shard: Shard, model: CutModel) -> None:
         """A first token brings in what of embedding, norms and head this shard uses."""

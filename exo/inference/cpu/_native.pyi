@@ -1,0 +1,123 @@
+"""Types of the module that native/bindings.cpp builds."""
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+class CacheMissError(Exception): ...
+class CacheFullError(Exception): ...
+
+class DType(Enum):
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+
+class Activation(Enum):
+    SILU = 0
+    GELU_TANH = 1
+    GELU = 2
+    CLAMPED_SWIGLU = 3
+
+class Routing(Enum):
+    SOFTMAX_THEN_TOP = 0
+    SOFTMAX_THEN_TOP_SUMMED_1 = 1
+    TOP_THEN_SOFTMAX = 2
+
+class Matrix:
+    rows: int
+    cols: int
+    nbytes: int
+    def set_bias(self, bias: list[float]) -> None: ...
+    def apply(
+        self, x: npt.NDArray[np.float32], precise: bool = False
+    ) -> npt.NDArray[np.float32]: ...
+    def read_rows(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]: ...
+
+def pack_affine(
+    values: Bytes,
+    scales: Bytes,
+    biases: Bytes,
+    dtype: DType,
+    rows: int,
+    cols: int,
+    bits: int,
+    group: int,
+) -> Matrix: ...
+def pack_dense(values: Bytes, dtype: DType, rows: int, cols: int) -> Matrix: ...
+
+class Rope:
+    frequencies: list[float]
+    scale: float
+    interleaved: bool
+
+class Expert:
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+class Layer:
+    attention_norm: list[float]
+    after_attention_norm: list[float]
+    mlp_norm: list[float]
+    after_mlp_norm: list[float]
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
+    q_norm: list[float]
+    k_norm: list[float]
+    sinks: list[float]
+    rope: int
+    window: int
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+    router: Matrix
+    experts: list[Expert]
+
+class Spec:
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    attention_scale: float
+    attention_soft_cap: float
+    activation: Activation
+    embedding_scale: float
+    residual_scale: float
+    logits_scale: float
+    logits_soft_cap: float
+    experts_per_token: int
+    routing: Routing
+    precise: bool
+    float32_cache: bool
+    cache_limit_bytes: int
+
+class Slice:
+    def __init__(self, sequence: str, start: int, length: int, wants_logits: bool) -> None: ...
+
+class Model:
+    layers: list[Layer]
+    ropes: list[Rope]
+    embedding: Matrix
+    head: Matrix
+    final_norm: list[float]
+    sequences: int
+    cache_bytes: int
+    def __init__(self, spec: Spec) -> None: ...
+    def forward(
+        self, slices: list[Slice], tokens: npt.NDArray[np.int32], hidden: npt.NDArray[Any] | None
+    ) -> npt.NDArray[np.float32]: ...
+    def release(self, sequence: str) -> None: ...
+
+def isa() -> str: ...
+def isas() -> list[str]: ...
+def choose_isa(name: str) -> None: ...
+def set_threads(count: int) -> None: ...
+def threads() -> int: ...
+def read_all(values: Bytes) -> int: ...

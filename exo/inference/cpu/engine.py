@@ -1,0 +1,133 @@
+"""The cpu engine: exo's own kernels, for the families of families.py; MLX for the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from exo.errors import CacheMiss, EngineFailed, ModelUnsupported, Overloaded
+from exo.inference.cpu import _native as native
+from exo.inference.cpu.cores import usable_cores
+from exo.inference.cpu.shard_model import CheckpointModel
+from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress
+from exo.models.description import ModelDescription, describe_checkpoint
+from exo.shard import Shard
+
+if TYPE_CHECKING:
+    from exo.inference.mlx.engine import MLXEngine
+
+logger = logging.getLogger(__name__)
+
+CACHE_MEMORY_SHARE = 0.5
+"""Share of the memory free after a shard is loaded that its KV cache may take."""
+
+
+class CPUEngine(InferenceEngine):
+    """A step is one call into C++, which computes on `threads` threads with the GIL released.
+
+    Logits are batch-invariant: bit for bit the same whatever else was in the step and however the
+    prompt was cut. `precise` keeps activations in float32 instead of 8-bit integers: slower, and
+    equal to MLX's float32 up to the order of sums.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, *, precise: bool = False) -> None:
+        super().__init__()
+        self._precise = precise
+        self._models: dict[Shard, native.Model] = {}
+        self._checkpoints: dict[str, CheckpointModel] = {}
+        self._on_mlx: set[Shard] = set()
+        native.set_threads(threads or usable_cores())
+        logger.info("cpu engine: %s kernels on %d threads", native.isa(), native.threads())
+
+    @cached_property
+    def _mlx(self) -> MLXEngine:
+        from exo.inference.mlx.engine import MLXEngine
+
+        return MLXEngine(packed_linears=not self._precise)
+
+    def describe_model(self, model_id: str, path: Path) -> ModelDescription:
+        try:
+            n_layers = CheckpointModel(path).architecture.n_layers
+        except ModelUnsupported as error:
+            described = self._mlx.describe_model(model_id, path)
+            logger.warning("%s runs on the MLX engine, slower: %s", model_id, error.message)
+            return described
+        return describe_checkpoint(model_id, path, n_layers)
+
+    def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        if shard.model_id not in self._checkpoints:
+            try:
+                self._checkpoints[shard.model_id] = CheckpointModel(path)
+            except ModelUnsupported:
+                self._mlx.load_shard(shard, path, on_progress)
+                self._on_mlx.add(shard)
+                return
+        free = psutil.virtual_memory().available
+        try:
+            self._models[shard] = self._checkpoints[shard.model_id].build(
+                shard.start_layer,
+                shard.end_layer,
+                on_progress,
+                precise=self._precise,
+                cache_limit_bytes=int(free * CACHE_MEMORY_SHARE),
+            )
+        finally:
+            self._forget_unused(shard.model_id)
+
+    def unload_shard(self, shard: Shard) -> None:
+        if shard in self._on_mlx:
+            self._on_mlx.discard(shard)
+            self._mlx.unload_shard(shard)
+        elif self._models.pop(shard, None) is not None:
+            self._forget_unused(shard.model_id)
+
+    def _forget_unused(self, model_id: str) -> None:
+        shards = [shard for shard in self._models if shard.model_id == model_id]
+        if shards:
+            ranges = [(shard.start_layer, shard.end_layer) for shard in shards]
+            self._checkpoints[model_id].keep_only(ranges)
+        else:
+            self._checkpoints.pop(model_id, None)
+
+    def compute(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any]:
+        if shard in self._on_mlx:
+            return self._mlx.compute(shard, batch, hidden_states)
+        slices = [
+            native.Slice(part.sequence_id, part.start, part.length, part.sampling is not None)
+            for part in batch.slices
+        ]
+        rows = None
+        if hidden_states is not None:
+            rows = np.ascontiguousarray(hidden_states, np.float32)
+        tokens = np.ascontiguousarray(batch.token_ids, np.int32)
+        try:
+            return self._models[shard].forward(slices, tokens, rows)
+        except native.CacheMissError as error:
+            raise CacheMiss(str(error)) from error
+        except native.CacheFullError as error:
+            raise Overloaded(f"{error}; try again when other answers have ended") from error
+        except IndexError as error:
+            raise EngineFailed(f"the step holds a {error}") from error
+
+    def release_sequences(self, sequence_ids: Sequence[str]) -> None:
+        for model in self._models.values():
+            for sequence_id in sequence_ids:
+                model.release(sequence_id)
+        if self._on_mlx:
+            self._mlx.release_sequences(sequence_ids)
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that still have a KV cache here."""
+        return sum(model.sequences for model in self._models.values())

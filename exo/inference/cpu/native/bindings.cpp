@@ -1,0 +1,244 @@
+// What Python sees: pack weights, describe a model, run a step.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "model.hpp"
+#include "thread_pool.hpp"
+
+namespace nb = nanobind;
+using namespace exo;
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void need(int64_t got, int64_t expected, const char* what) {
+  if (got != expected) {
+    throw std::invalid_argument(std::string(what) + ": " + std::to_string(got) +
+                                " bytes, expected " + std::to_string(expected));
+  }
+}
+
+MatrixPtr pack_affine_bytes(const Bytes& values, const Bytes& scales, const Bytes& offsets,
+                            DType dtype, int64_t rows, int64_t cols, int bits, int group) {
+  if (group <= 0) throw std::invalid_argument("group " + std::to_string(group));
+  const int64_t scale_bytes = rows * (cols / group) * size_of(dtype);
+  need(static_cast<int64_t>(values.size()), rows * cols * bits / 8, "values");
+  need(static_cast<int64_t>(scales.size()), scale_bytes, "scales");
+  need(static_cast<int64_t>(offsets.size()), scale_bytes, "biases");
+  const AffineSource source{values.data(), scales.data(), offsets.data(), dtype};
+  nb::gil_scoped_release released;
+  return pack_affine(source, rows, cols, bits, group);
+}
+
+MatrixPtr pack_dense_bytes(const Bytes& values, DType dtype, int64_t rows, int64_t cols) {
+  need(static_cast<int64_t>(values.size()), rows * cols * size_of(dtype), "values");
+  const uint8_t* data = values.data();
+  nb::gil_scoped_release released;
+  return pack_dense(data, dtype, rows, cols);
+}
+
+void set_bias(Matrix& matrix, std::vector<float> bias) {
+  if (static_cast<int64_t>(bias.size()) != matrix.rows) throw std::invalid_argument("bias size");
+  bias.resize(static_cast<size_t>(matrix.blocks() * kBlockRows));
+  matrix.bias = std::move(bias);
+}
+
+// An array that owns what it shows.
+nb::ndarray<nb::numpy, float> as_array(std::vector<float>&& values, size_t rows, size_t cols) {
+  auto* kept = new std::vector<float>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return {kept->data(), {rows, cols}, owner};
+}
+
+nb::ndarray<nb::numpy, float> apply(const Matrix& matrix, const Floats& x, bool precise) {
+  const int64_t rows = static_cast<int64_t>(x.shape(0));
+  if (static_cast<int64_t>(x.shape(1)) != matrix.cols) throw std::invalid_argument("columns of x");
+  std::vector<float> out(static_cast<size_t>(rows * matrix.rows));
+  const float* data = x.data();
+  {
+    nb::gil_scoped_release released;
+    Activations activations;
+    activations.resize(rows, matrix.cols, {activation_group(matrix, precise)});
+    std::copy(data, data + rows * matrix.cols, activations.row(0));
+    activations.quantize(0, rows);
+    run_linear({{&matrix, &activations, 0, rows, out.data(), matrix.rows}}, precise);
+  }
+  return as_array(std::move(out), static_cast<size_t>(rows), static_cast<size_t>(matrix.rows));
+}
+
+nb::ndarray<nb::numpy, float> read_rows(const Matrix& matrix, const Tokens& rows) {
+  std::vector<float> out(rows.size() * static_cast<size_t>(matrix.cols));
+  for (size_t i = 0; i < rows.size(); i++) {
+    if (rows.data()[i] < 0 || rows.data()[i] >= matrix.rows) throw std::out_of_range("row");
+    matrix.read_row(rows.data()[i], out.data() + i * static_cast<size_t>(matrix.cols));
+  }
+  return as_array(std::move(out), rows.size(), static_cast<size_t>(matrix.cols));
+}
+
+// The sum of all bytes, read on every thread: what memory can deliver.
+uint64_t read_all(const Bytes& values) {
+  constexpr int64_t kPiece = 1 << 20;
+  const uint8_t* data = values.data();
+  const int64_t size = static_cast<int64_t>(values.size());
+  std::atomic<uint64_t> total{0};
+  nb::gil_scoped_release released;
+  thread_pool().run((size + kPiece - 1) / kPiece, [&](int64_t i) {
+    const int64_t end = std::min(size, (i + 1) * kPiece);
+    uint64_t sums[8] = {};
+    int64_t at = i * kPiece;
+    for (; at + 64 <= end; at += 64) {
+      uint64_t words[8];
+      std::memcpy(words, data + at, 64);
+      for (int w = 0; w < 8; w++) sums[w] += words[w];
+    }
+    uint64_t sum = 0;
+    for (const uint64_t s : sums) sum += s;
+    total += sum;
+  });
+  return total;
+}
+
+nb::ndarray<nb::numpy, float> forward(Model& model, const std::vector<Slice>& slices,
+                                      const Tokens& tokens, const nb::object& hidden) {
+  int64_t rows = 0, wanted = 0;
+  for (const Slice& slice : slices) {
+    rows += slice.length;
+    wanted += slice.wants_logits ? 1 : 0;
+  }
+  if (static_cast<int64_t>(tokens.size()) != rows)
+    throw std::invalid_argument("tokens of the step");
+  const float* input = nullptr;
+  Floats array;
+  if (!hidden.is_none()) {
+    array = nb::cast<Floats>(hidden);
+    if (static_cast<int64_t>(array.shape(0)) != rows ||
+        static_cast<int64_t>(array.shape(1)) != model.spec().hidden) {
+      throw std::invalid_argument("shape of the hidden states");
+    }
+    input = array.data();
+  } else if (!model.embedding) {
+    throw std::invalid_argument("a later shard needs hidden states");
+  }
+  const int64_t out_rows = model.head ? wanted : rows;
+  const int64_t width = model.head ? model.head->rows : model.spec().hidden;
+  std::vector<float> out(static_cast<size_t>(out_rows * width));
+  const int32_t* ids = input == nullptr ? tokens.data() : nullptr;
+  {
+    nb::gil_scoped_release released;
+    model.forward(slices, ids, input, out.data());
+  }
+  return as_array(std::move(out), static_cast<size_t>(out_rows), static_cast<size_t>(width));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::exception<CacheMissError>(m, "CacheMissError");
+  nb::exception<CacheFullError>(m, "CacheFullError");
+
+  nb::enum_<DType>(m, "DType")
+      .value("F32", DType::kFloat32)
+      .value("F16", DType::kFloat16)
+      .value("BF16", DType::kBFloat16);
+  nb::enum_<Activation>(m, "Activation")
+      .value("SILU", Activation::kSilu)
+      .value("GELU_TANH", Activation::kGeluTanh)
+      .value("GELU", Activation::kGelu)
+      .value("CLAMPED_SWIGLU", Activation::kClampedSwiglu);
+  nb::enum_<Routing>(m, "Routing")
+      .value("SOFTMAX_THEN_TOP", Routing::kSoftmaxThenTop)
+      .value("SOFTMAX_THEN_TOP_SUMMED_1", Routing::kSoftmaxThenTopSummed1)
+      .value("TOP_THEN_SOFTMAX", Routing::kTopThenSoftmax);
+
+  nb::class_<Matrix>(m, "Matrix")
+      .def_ro("rows", &Matrix::rows)
+      .def_ro("cols", &Matrix::cols)
+      .def_prop_ro("nbytes", [](const Matrix& w) { return w.data.bytes(); })
+      .def("set_bias", &set_bias, nb::arg("bias"))
+      .def("apply", &apply, nb::arg("x"), nb::arg("precise") = false)
+      .def("read_rows", &read_rows, nb::arg("rows"));
+  m.def("pack_affine", &pack_affine_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("biases"),
+        nb::arg("dtype"), nb::arg("rows"), nb::arg("cols"), nb::arg("bits"), nb::arg("group"));
+  m.def("pack_dense", &pack_dense_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("rows"),
+        nb::arg("cols"));
+
+  nb::class_<Rope>(m, "Rope")
+      .def(nb::init<>())
+      .def_rw("frequencies", &Rope::frequencies)
+      .def_rw("scale", &Rope::scale)
+      .def_rw("interleaved", &Rope::interleaved);
+  nb::class_<Expert>(m, "Expert")
+      .def(nb::init<>())
+      .def_rw("gate", &Expert::gate)
+      .def_rw("up", &Expert::up)
+      .def_rw("down", &Expert::down);
+  nb::class_<Layer>(m, "Layer")
+      .def(nb::init<>())
+      .def_rw("attention_norm", &Layer::attention_norm)
+      .def_rw("after_attention_norm", &Layer::after_attention_norm)
+      .def_rw("mlp_norm", &Layer::mlp_norm)
+      .def_rw("after_mlp_norm", &Layer::after_mlp_norm)
+      .def_rw("q", &Layer::q)
+      .def_rw("k", &Layer::k)
+      .def_rw("v", &Layer::v)
+      .def_rw("o", &Layer::o)
+      .def_rw("q_norm", &Layer::q_norm)
+      .def_rw("k_norm", &Layer::k_norm)
+      .def_rw("sinks", &Layer::sinks)
+      .def_rw("rope", &Layer::rope)
+      .def_rw("window", &Layer::window)
+      .def_rw("gate", &Layer::gate)
+      .def_rw("up", &Layer::up)
+      .def_rw("down", &Layer::down)
+      .def_rw("router", &Layer::router)
+      .def_rw("experts", &Layer::experts);
+  nb::class_<Spec>(m, "Spec")
+      .def(nb::init<>())
+      .def_rw("hidden", &Spec::hidden)
+      .def_rw("heads", &Spec::heads)
+      .def_rw("kv_heads", &Spec::kv_heads)
+      .def_rw("head_dim", &Spec::head_dim)
+      .def_rw("norm_eps", &Spec::norm_eps)
+      .def_rw("attention_scale", &Spec::attention_scale)
+      .def_rw("attention_soft_cap", &Spec::attention_soft_cap)
+      .def_rw("activation", &Spec::activation)
+      .def_rw("embedding_scale", &Spec::embedding_scale)
+      .def_rw("residual_scale", &Spec::residual_scale)
+      .def_rw("logits_scale", &Spec::logits_scale)
+      .def_rw("logits_soft_cap", &Spec::logits_soft_cap)
+      .def_rw("experts_per_token", &Spec::experts_per_token)
+      .def_rw("routing", &Spec::routing)
+      .def_rw("precise", &Spec::precise)
+      .def_rw("float32_cache", &Spec::float32_cache)
+      .def_rw("cache_limit_bytes", &Spec::cache_limit_bytes);
+  nb::class_<Slice>(m, "Slice")
+      .def(nb::init<std::string, int64_t, int64_t, bool>(), nb::arg("sequence"), nb::arg("start"),
+           nb::arg("length"), nb::arg("wants_logits"));
+  nb::class_<Model>(m, "Model")
+      .def(nb::init<const Spec&>(), nb::arg("spec"))
+      .def_rw("layers", &Model::layers)
+      .def_rw("ropes", &Model::ropes)
+      .def_rw("embedding", &Model::embedding)
+      .def_rw("head", &Model::head)
+      .def_rw("final_norm", &Model::final_norm)
+      .def("forward", &forward, nb::arg("slices"), nb::arg("tokens"), nb::arg("hidden").none())
+      .def("release", &Model::release, nb::arg("sequence"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("sequences", &Model::sequences)
+      .def_prop_ro("cache_bytes", &Model::cache_bytes);
+
+  m.def("isa", [] { return std::string(kernels().name); });
+  m.def("isas", &runnable_kernels);
+  m.def("choose_isa", &choose_kernels, nb::arg("name"));
+  m.def(
+      "set_threads", [](int count) { thread_pool().set_threads(count); }, nb::arg("count"),
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def("threads", [] { return thread_pool().threads(); });
+  m.def("read_all", &read_all, nb::arg("values"));
+}

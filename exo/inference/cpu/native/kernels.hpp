@@ -1,0 +1,116 @@
+// What the model calls: one table of functions for each instruction set, chosen at run time.
+//
+// Batch invariance, to the bit, is every kernel's promise: what it writes for one row depends on
+// that row alone, not on how many rows share the call. So all sizes of tile do the same float
+// operations in the same order for a row (integer sums may take any order).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "matrix.hpp"
+
+namespace exo {
+
+// Signed bytes for rows of activations: x ~ scale * q, one scale for each `group` columns.
+//   values: int8 [rows, cols]; scales, sums: float32 [rows, cols / group], where `sums` is
+//   scale * (sum of q), what an affine weight's offset multiplies.
+struct QuantizedPart {
+  int8_t* values;
+  float* scales;
+  float* sums;
+};
+
+// Rows of activations, quantized. Where one value dwarfs the others of its group, a byte leaves
+// these nothing: such a group is marked in `is_fine` [rows, cols / group], and `fine` holds what
+// `coarse` left over. In other groups `fine` has the scale and the sum 0 and no values.
+// Rows are allocated in multiples of 16, so that a kernel may read (not use) rows past the last.
+struct QuantizedRows {
+  QuantizedPart coarse;
+  QuantizedPart fine;
+  uint8_t* is_fine;
+  int64_t cols;
+  int group;
+};
+
+inline constexpr float kPeakShare = 0.75f;  // of a group's energy in one value that makes it fine
+
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu };
+
+inline constexpr int kPageTokens = 64;    // tokens in a page of the KV cache
+inline constexpr int kChunkTokens = 256;  // keys whose softmax is one partial result
+inline constexpr int kKeyBlock = 16;      // keys interleaved in a page
+
+// The keys and values of one layer and one KV head, in pages.
+//   page(i) + key_offset: [kPageTokens / 16][head_dim][16] keys; + value_offset: [64][head_dim].
+struct KVView {
+  uint8_t* const* pages;
+  int64_t key_offset;    // bytes
+  int64_t value_offset;  // bytes
+  DType dtype;           // float16 or float32
+  int head_dim;
+};
+
+struct AttentionRule {
+  float soft_cap;  // 0: none; else scores become cap * tanh(score / cap)
+  int window;      // 0: all earlier tokens; else the newest `window`, the token itself included
+};
+
+// Softmax over the keys of one chunk, for one query row: what a later merge needs.
+struct Partial {
+  float max;
+  float sum;
+};
+
+struct KernelTable {
+  const char* name;
+
+  // x: float32 [rows, cols] -> out from row `first`. Rounds half to even. `all_fine` marks all
+  // groups.
+  void (*quantize_rows)(const float* x, int64_t rows, const QuantizedRows& out, int64_t first,
+                        bool all_fine);
+
+  // out[row * stride + n] = W x + bias for n in the rows of blocks [begin, end).
+  void (*linear_int8)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
+                      int64_t end, float* out, int64_t stride);
+  // The same from float activations: x float32 [rows, cols].
+  void (*linear_float)(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
+                       float* out, int64_t stride);
+
+  // out = x / sqrt(mean(x^2) + eps) * weight; in place is fine.
+  void (*rms_norm)(const float* x, const float* weight, float* out, int64_t cols, float eps);
+  // x += scale * y
+  void (*add_scaled)(float* x, const float* y, float scale, int64_t count);
+  // gate = activation(gate) * up
+  void (*gate)(Activation activation, float* gate, const float* up, int64_t count);
+  // Rotates pairs of the first 2 * pairs values of each of `heads` heads by cos, sin [pairs].
+  void (*rotate)(float* x, int heads, int head_dim, int pairs, bool interleaved, const float* cos,
+                 const float* sin);
+  // Writes a key or value row [head_dim] as token `slot` of its page.
+  void (*store_key)(const float* key, uint8_t* keys, int slot, int head_dim, DType dtype);
+  void (*store_value)(const float* value, uint8_t* values, int slot, int head_dim, DType dtype);
+
+  // One chunk of attention for `count` query rows that share a KV head.
+  //   queries[i]: float32 [head_dim], scaled already; positions[i]: its token's position.
+  //   out: float32 [count, head_dim], unnormalized; partials: [count], sum 0 where no key is seen.
+  void (*attend_chunk)(const KVView& kv, const AttentionRule& rule, int64_t chunk,
+                       const float* const* queries, const int64_t* positions, int count, float* out,
+                       Partial* partials);
+  // Folds a later chunk's (or a sink's, out null) partial result into an earlier one's.
+  void (*merge)(float* out, Partial& partial, const float* other, const Partial& other_partial,
+                int head_dim);
+  // out *= 1 / sum
+  void (*normalize)(float* out, const Partial& partial, int head_dim);
+};
+
+// The table for this processor: its best, or what EXO_CPU_ISA names. Throws std::runtime_error for
+// a name that is unknown or that the processor cannot run.
+const KernelTable& kernels();
+
+// Switches to another table ("" for the best); not while a model computes. Throws as above.
+void choose_kernels(const std::string& name);
+// Names of the tables this processor can run, best first.
+std::vector<std::string> runnable_kernels();
+
+}  // namespace exo

@@ -1,0 +1,227 @@
+// Attention of query rows over one chunk of keys, and the merging of chunks.
+//
+// Keys are taken in chunks of 256 at fixed positions. Each chunk gives an unnormalized sum with its
+// own maximum; chunks are merged in order. A row's arithmetic therefore depends on its position
+// alone: decoded or prefilled, in whatever tile, on whatever thread. A key a row must not see has
+// the weight 0, which changes no sum.
+#pragma once
+
+#include "vector.hpp"
+
+namespace exo::EXO_ISA {
+
+inline constexpr int kRowTile = 4;  // query rows whose sums stay in registers
+inline constexpr float kHidden = -3e38f;
+
+// scores[r][j] = q_r . k_j for B blocks of 16 keys from j on.
+template <DType T, int R, int B>
+EXO_INLINE void score_blocks(const KVView& kv, int64_t chunk, int j, const float* const* q,
+                             float (*scores)[kChunkTokens]) {
+  constexpr int kVecs = kKeyBlock / W;
+  const uint8_t* keys[B];
+  for (int b = 0; b < B; b++) {
+    const int64_t token = chunk * kChunkTokens + j + b * kKeyBlock;
+    keys[b] = kv.pages[token / kPageTokens] + kv.key_offset +
+              token % kPageTokens * kv.head_dim * size_of(T);
+  }
+  VecF sum[B][R][kVecs] = {};
+  for (int64_t d = 0; d < kv.head_dim; d++) {
+    for (int b = 0; b < B; b++) {
+      for (int v = 0; v < kVecs; v++) {
+        const VecF k = load<T>(keys[b], d * kKeyBlock + v * W);
+        for (int r = 0; r < R; r++) sum[b][r][v] += k * q[r][d];
+      }
+    }
+  }
+  for (int b = 0; b < B; b++) {
+    for (int r = 0; r < R; r++) {
+      for (int v = 0; v < kVecs; v++) store(scores[r] + j + b * kKeyBlock + v * W, sum[b][r][v]);
+    }
+  }
+}
+
+template <DType T, int R>
+void score_tile(const KVView& kv, int64_t chunk, int begin, int end, const float* const* q,
+                float (*scores)[kChunkTokens]) {
+  constexpr int kBlocks = W < 16 ? 1 : R == 1 ? 4 : 2;
+  int j = begin;
+  for (; j + kBlocks * kKeyBlock <= end; j += kBlocks * kKeyBlock) {
+    score_blocks<T, R, kBlocks>(kv, chunk, j, q, scores);
+  }
+  for (; j < end; j += kKeyBlock) score_blocks<T, R, 1>(kv, chunk, j, q, scores);
+}
+
+// out_r[d] = sum over j of p_r[j] * v_j[d], keys in order.
+template <DType T, int R, int V>
+void weigh_values(const KVView& kv, int64_t chunk, int begin, int end, int64_t d,
+                  const float (*p)[kChunkTokens], float* out) {
+  VecF sum[R][V] = {};
+  for (int j = begin; j < end;) {
+    const int64_t token = chunk * kChunkTokens + j;
+    const uint8_t* values = kv.pages[token / kPageTokens] + kv.value_offset;
+    const int last = static_cast<int>(kPageTokens - token % kPageTokens) + j;
+    const int stop = last < end ? last : end;
+    int64_t at = token % kPageTokens * kv.head_dim + d;
+    for (; j < stop; j++, at += kv.head_dim) {
+      for (int v = 0; v < V; v++) {
+        const VecF value = load<T>(values, at + v * W);
+        for (int r = 0; r < R; r++) sum[r][v] += value * p[r][j];
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int v = 0; v < V; v++) store(out + r * kv.head_dim + d + v * W, sum[r][v]);
+  }
+}
+
+template <DType T, int R>
+void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
+                 const float* const* queries, const int64_t* positions, float* out,
+                 Partial* partials) {
+  alignas(64) float scores[R][kChunkTokens];
+  const int64_t base = chunk * kChunkTokens;
+  // The keys each row sees, and what the tile must compute for all of them.
+  int first[R], last[R], begin = kChunkTokens, end = 0;
+  for (int r = 0; r < R; r++) {
+    int64_t to = positions[r] + 1 - base;
+    int64_t from = rule.window > 0 ? to - rule.window : 0;
+    to = to > kChunkTokens ? kChunkTokens : to;
+    from = from < 0 ? 0 : from;
+    first[r] = static_cast<int>(from), last[r] = static_cast<int>(to);
+    if (from < to) {
+      begin = first[r] < begin ? first[r] : begin;
+      end = last[r] > end ? last[r] : end;
+    }
+  }
+  begin = begin / kKeyBlock * kKeyBlock;
+  end = (end + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
+  if (begin >= end) {
+    for (int r = 0; r < R; r++) partials[r] = {kHidden, 0.f};
+    return;
+  }
+  score_tile<T, R>(kv, chunk, begin, end, queries, scores);
+  VecI lanes;
+  for (int i = 0; i < W; i++) lanes[i] = i;
+  for (int r = 0; r < R; r++) {
+    VecF peak = splat(kHidden);
+    for (int j = begin; j < end; j += W) {
+      VecF s = load(scores[r] + j);
+      if (rule.soft_cap > 0) s = rule.soft_cap * tanh(s / rule.soft_cap);
+      const VecI key = lanes + j;
+      s = (key >= first[r]) & (key < last[r]) ? s : splat(kHidden);
+      peak = max(peak, s);
+      store(scores[r] + j, s);
+    }
+    const float top = reduce_max(peak);
+    VecF sum = {};
+    for (int j = begin; j < end; j += W) {
+      const VecF s = load(scores[r] + j);
+      const VecF p = s > splat(kHidden) ? exp(s - top) : VecF{};
+      sum += p;
+      store(scores[r] + j, p);
+    }
+    partials[r] = {top, reduce_add(sum)};
+  }
+  constexpr int kVecs = R == 1 ? 8 : W == 16 ? 4 : 2;
+  int64_t d = 0;
+  for (; d + kVecs * W <= kv.head_dim; d += kVecs * W) {
+    weigh_values<T, R, kVecs>(kv, chunk, begin, end, d, scores, out);
+  }
+  for (; d + W <= kv.head_dim; d += W) weigh_values<T, R, 1>(kv, chunk, begin, end, d, scores, out);
+  for (; d < kv.head_dim; d++) {  // a head narrower than a vector
+    for (int r = 0; r < R; r++) {
+      float sum = 0;
+      for (int j = begin; j < end; j++) {
+        const int64_t token = base + j;
+        const uint8_t* values = kv.pages[token / kPageTokens] + kv.value_offset;
+        const int64_t at = token % kPageTokens * kv.head_dim + d;
+        sum += scores[r][j] * load_one<T>(values, at);
+      }
+      out[r * kv.head_dim + d] = sum;
+    }
+  }
+}
+
+template <DType T>
+void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
+                 const float* const* queries, const int64_t* positions, int count, float* out,
+                 Partial* partials) {
+  int r = 0;
+  for (; r + kRowTile <= count; r += kRowTile) {
+    attend_tile<T, kRowTile>(kv, rule, chunk, queries + r, positions + r, out + r * kv.head_dim,
+                             partials + r);
+  }
+  const int rest = count - r;
+  float* const o = out + r * kv.head_dim;
+  if (rest == 3) attend_tile<T, 3>(kv, rule, chunk, queries + r, positions + r, o, partials + r);
+  if (rest == 2) attend_tile<T, 2>(kv, rule, chunk, queries + r, positions + r, o, partials + r);
+  if (rest == 1) attend_tile<T, 1>(kv, rule, chunk, queries + r, positions + r, o, partials + r);
+}
+
+inline void attend_chunk(const KVView& kv, const AttentionRule& rule, int64_t chunk,
+                         const float* const* queries, const int64_t* positions, int count,
+                         float* out, Partial* partials) {
+  const auto attend =
+      kv.dtype == DType::kFloat16 ? attend_rows<DType::kFloat16> : attend_rows<DType::kFloat32>;
+  attend(kv, rule, chunk, queries, positions, count, out, partials);
+}
+
+EXO_INLINE float scalar_exp(float x) { return exp(splat(x))[0]; }
+
+inline void merge(float* out, Partial& partial, const float* other, const Partial& other_partial,
+                  int head_dim) {
+  if (other_partial.sum == 0.f) return;
+  if (partial.sum == 0.f) {
+    partial = other_partial;
+    for (int d = 0; d < head_dim; d++) out[d] = other != nullptr ? other[d] : 0.f;
+    return;
+  }
+  const float top = partial.max > other_partial.max ? partial.max : other_partial.max;
+  const float a = scalar_exp(partial.max - top), b = scalar_exp(other_partial.max - top);
+  partial = {top, partial.sum * a + other_partial.sum * b};
+  for (int d = 0; d < head_dim; d++) {
+    out[d] = other != nullptr ? out[d] * a + other[d] * b : out[d] * a;
+  }
+}
+
+inline void normalize(float* out, const Partial& partial, int head_dim) {
+  const float inverse = 1.f / partial.sum;
+  for (int d = 0; d < head_dim; d++) out[d] *= inverse;
+}
+
+inline void store_key(const float* key, uint8_t* keys, int slot, int head_dim, DType dtype) {
+  const int64_t block = slot / kKeyBlock * kKeyBlock * head_dim + slot % kKeyBlock;
+  if (dtype == DType::kFloat32) {
+    float* out = reinterpret_cast<float*>(keys) + block;
+    for (int d = 0; d < head_dim; d++) out[d * kKeyBlock] = key[d];
+    return;
+  }
+  uint16_t* out = reinterpret_cast<uint16_t*>(keys) + block;
+  for (int d = 0; d < head_dim; d += W) {
+    float lanes[W] = {};
+    uint16_t halves[W];
+    const int n = head_dim - d < W ? head_dim - d : W;
+    std::memcpy(lanes, key + d, static_cast<size_t>(n) * 4);
+    store_f16(halves, load(lanes));
+    for (int i = 0; i < n; i++) out[(d + i) * kKeyBlock] = halves[i];
+  }
+}
+
+inline void store_value(const float* value, uint8_t* values, int slot, int head_dim, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    std::memcpy(values + static_cast<int64_t>(slot) * head_dim * 4, value,
+                static_cast<size_t>(head_dim) * 4);
+    return;
+  }
+  uint16_t* out = reinterpret_cast<uint16_t*>(values) + static_cast<int64_t>(slot) * head_dim;
+  for (int d = 0; d < head_dim; d += W) {
+    float lanes[W] = {};
+    uint16_t halves[W];
+    const int n = head_dim - d < W ? head_dim - d : W;
+    std::memcpy(lanes, value + d, static_cast<size_t>(n) * 4);
+    store_f16(halves, load(lanes));
+    std::memcpy(out + d, halves, static_cast<size_t>(n) * 2);
+  }
+}
+
+}  // namespace exo::EXO_ISA

@@ -1,0 +1,129 @@
+// y = W x from float activations: dense weights, and affine ones decoded to float first.
+//
+// Every output is one chain of fused steps over the columns in order, in all sizes of tile.
+#pragma once
+
+#include "linear_int8.hpp"
+
+namespace exo::EXO_ISA {
+
+inline constexpr int kVecs = kBlockRows / W;
+
+// M rows of activations by B blocks; B > 1 keeps enough chains in flight when rows are few.
+template <DType T, int M, int B>
+void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
+                int64_t block, float* out, int64_t stride) {
+  VecF y[B][M][kVecs] = {};
+  for (int64_t k = 0; k < w.cols; k++) {
+    for (int b = 0; b < B; b++) {
+      for (int v = 0; v < kVecs; v++) {
+        const VecF weight = load<T>(weights + b * block_bytes, k * kBlockRows + v * W);
+        for (int m = 0; m < M; m++) y[b][m][v] += weight * x[m * w.cols + k];
+      }
+    }
+  }
+  for (int b = 0; b < B; b++) {
+    for (int m = 0; m < M; m++) {
+      alignas(64) float lanes[kBlockRows];
+      for (int v = 0; v < kVecs; v++) store(lanes + v * W, y[b][m][v]);
+      finish(w, block + b, Ops::from_f32(lanes), out + m * stride);
+    }
+  }
+}
+
+template <DType T, int B>
+void float_rows(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
+                int64_t rows, int64_t block, float* out, int64_t stride) {
+  int64_t row = 0;
+  if constexpr (B == 1) {
+    for (; row + 4 <= rows; row += 4) {
+      float_tile<T, 4, B>(w, weights, block_bytes, x + row * w.cols, block, out + row * stride,
+                          stride);
+    }
+  }
+  for (; row < rows; row++) {
+    float_tile<T, 1, B>(w, weights, block_bytes, x + row * w.cols, block, out + row * stride,
+                        stride);
+  }
+}
+
+template <DType T>
+void linear_dense(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
+                  float* out, int64_t stride) {
+  int64_t b = begin;
+  if (rows < 4) {
+    for (; b + 4 <= end; b += 4) {
+      float_rows<T, 4>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
+    }
+  }
+  for (; b < end; b++) float_rows<T, 1>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
+}
+
+// out: float32 [cols][16]
+template <int BITS>
+void decode_to_float(const Matrix& w, int64_t block, float* out) {
+  typedef uint32_t VecU __attribute__((vector_size(W * 4)));
+  const uint8_t* p = w.block(block);
+  for (int64_t g = 0; g < w.groups(); g++) {
+    alignas(64) float scale[16], offset[16];
+    const uint8_t* scales = p + 2 * w.group * BITS;
+    Ops::store(scale, load_scales(scales, w.dtype, 0));
+    Ops::store(offset, load_scales(scales, w.dtype, 1));
+    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS, out += kUnitCols * kBlockRows) {
+      decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+        alignas(64) uint8_t bytes[64];
+        Ops::store_bytes(bytes, weights);
+        for (int v = 0; v < kVecs; v++) {
+          VecU four;
+          __builtin_memcpy(&four, bytes + 4 * v * W, sizeof four);
+          for (int j = 0; j < 4; j++) {
+            const VecF q = __builtin_convertvector((VecI)(four >> (8 * j) & 255), VecF);
+            const VecF value = q * load(scale + v * W) + load(offset + v * W);
+            exo::EXO_ISA::store(out + (4 * slab + j) * kBlockRows + v * W, value);
+          }
+        }
+      });
+    }
+    p = scales + 2 * kBlockRows * size_of(w.dtype);
+  }
+}
+
+template <int BITS>
+void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
+                    float* out, int64_t stride) {
+  uint8_t* memory = scratch(static_cast<size_t>(w.cols * kBlockRows * 4));
+  for (int64_t b = begin; b < end; b++) {
+    decode_to_float<BITS>(w, b, reinterpret_cast<float*>(memory));
+    float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);
+  }
+}
+
+inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
+                         float* out, int64_t stride) {
+  switch (w.bits) {
+    case 0:
+      break;
+    case 2:
+      return linear_decoded<2>(w, x, rows, begin, end, out, stride);
+    case 3:
+      return linear_decoded<3>(w, x, rows, begin, end, out, stride);
+    case 4:
+      return linear_decoded<4>(w, x, rows, begin, end, out, stride);
+    case 5:
+      return linear_decoded<5>(w, x, rows, begin, end, out, stride);
+    case 6:
+      return linear_decoded<6>(w, x, rows, begin, end, out, stride);
+    default:
+      return linear_decoded<8>(w, x, rows, begin, end, out, stride);
+  }
+  switch (w.dtype) {
+    case DType::kFloat32:
+      return linear_dense<DType::kFloat32>(w, x, rows, begin, end, out, stride);
+    case DType::kFloat16:
+      return linear_dense<DType::kFloat16>(w, x, rows, begin, end, out, stride);
+    case DType::kBFloat16:
+      return linear_dense<DType::kBFloat16>(w, x, rows, begin, end, out, stride);
+  }
+}
+
+}  // namespace exo::EXO_ISA

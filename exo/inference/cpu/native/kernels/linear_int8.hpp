@@ -1,0 +1,121 @@
+// y = W x for affine weights and int8 activations: which tile computes which rows and blocks.
+#pragma once
+
+#include <cstdlib>
+
+#include "linear_blocks.hpp"
+#ifdef EXO_TILES
+#include "tiles_amx.hpp"
+#endif
+
+namespace exo::EXO_ISA {
+
+using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
+                            float*, int64_t);
+using PanelTile = void (*)(const Matrix&, const Panel&, const QuantizedRows&, const uint8_t*,
+                           int64_t, int64_t, float*, int64_t);
+
+// Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
+template <int BITS, int M>
+constexpr PackedTile packed_tile() {
+  if constexpr (M <= Ops::kMaxRows) return block_from_packed<BITS, M>;
+  return nullptr;
+}
+template <int BITS>
+constexpr PackedTile kPackedTiles[] = {nullptr,
+                                       packed_tile<BITS, 1>(),
+                                       packed_tile<BITS, 2>(),
+                                       packed_tile<BITS, 3>(),
+                                       packed_tile<BITS, 4>(),
+                                       packed_tile<BITS, 5>(),
+                                       packed_tile<BITS, 6>(),
+                                       packed_tile<BITS, 7>(),
+                                       packed_tile<BITS, 8>()};
+template <int M>
+constexpr PanelTile panel_tile() {
+  if constexpr (M <= Ops::kMaxRows) return block_from_panel<M>;
+  return nullptr;
+}
+inline constexpr PanelTile kPanelTiles[] = {nullptr,         panel_tile<1>(), panel_tile<2>(),
+                                            panel_tile<3>(), panel_tile<4>(), panel_tile<5>(),
+                                            panel_tile<6>(), panel_tile<7>(), panel_tile<8>()};
+
+// Memory of this thread for panels, kept from call to call.
+inline uint8_t* scratch(size_t bytes) {
+  static thread_local struct Scratch {
+    uint8_t* data = nullptr;
+    size_t size = 0;
+    ~Scratch() { std::free(data); }
+  } held;
+  if (held.size < bytes) {
+    std::free(held.data);
+    held.size = (bytes + 4095) / 4096 * 4096;
+    held.data = static_cast<uint8_t*>(std::aligned_alloc(4096, held.size));
+  }
+  return held.data;
+}
+
+inline constexpr int64_t kPanelBytes = 256 << 10;  // decoded weights that stay in the L2 cache
+
+template <int BITS>
+void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
+                 float* out, int64_t stride) {
+  const size_t flag_bytes = static_cast<size_t>(w.groups());
+  if (rows <= Ops::kMaxRows) {
+    uint8_t* fine = scratch(flag_bytes);
+    find_fine_groups(x, 0, rows, fine);
+    for (int64_t b = begin; b < end; b++) kPackedTiles<BITS>[rows](w, x, fine, 0, b, out, stride);
+    return;
+  }
+  const int64_t slab_bytes = w.cols * kBlockRows, scale_bytes = w.groups() * 128;
+  const int64_t panel_bytes = slab_bytes + scale_bytes;
+  const int64_t several = kPanelBytes / panel_bytes < 1 ? 1 : kPanelBytes / panel_bytes;
+  const int64_t step = several < end - begin ? several : end - begin;
+  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + flag_bytes);
+  uint8_t* fine = memory + step * panel_bytes;
+#ifdef EXO_TILES
+  const TileUnit::Session session(w.group);
+  constexpr int64_t kRows = TileUnit::kRows;
+#else
+  constexpr int64_t kRows = Ops::kMaxRows;
+#endif
+  for (int64_t b0 = begin; b0 < end; b0 += step) {
+    const int64_t count = end - b0 < step ? end - b0 : step;
+    const auto panel = [&](int64_t i) {
+      uint8_t* at = memory + i * panel_bytes;
+      return Panel{at, reinterpret_cast<float*>(at + slab_bytes)};
+    };
+    for (int64_t i = 0; i < count; i++) decode_block<BITS>(w, b0 + i, panel(i));
+    for (int64_t row = 0; row < rows; row += kRows) {
+      const int64_t m = rows - row < kRows ? rows - row : kRows;
+      find_fine_groups(x, row, m, fine);
+      for (int64_t i = 0; i < count; i++) {
+#ifdef EXO_TILES
+        tile_from_panel(w, panel(i), x, fine, row, m, b0 + i, out, stride);
+#else
+        kPanelTiles[m](w, panel(i), x, fine, row, b0 + i, out, stride);
+#endif
+      }
+    }
+  }
+}
+
+inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
+                        int64_t end, float* out, int64_t stride) {
+  switch (w.bits) {
+    case 2:
+      return linear_bits<2>(w, x, rows, begin, end, out, stride);
+    case 3:
+      return linear_bits<3>(w, x, rows, begin, end, out, stride);
+    case 4:
+      return linear_bits<4>(w, x, rows, begin, end, out, stride);
+    case 5:
+      return linear_bits<5>(w, x, rows, begin, end, out, stride);
+    case 6:
+      return linear_bits<6>(w, x, rows, begin, end, out, stride);
+    default:
+      return linear_bits<8>(w, x, rows, begin, end, out, stride);
+  }
+}
+
+}  // namespace exo::EXO_ISA

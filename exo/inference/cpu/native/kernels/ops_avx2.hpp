@@ -1,0 +1,101 @@
+// 16 outputs in two registers: AVX2 with FMA, and with VNNI in its 256-bit form where EXO_AVXVNNI.
+#pragma once
+
+#include <immintrin.h>
+
+#include "vector.hpp"
+
+namespace exo::EXO_ISA {
+
+struct Ops {
+  struct Bytes {
+    __m256i v[2];
+  };
+  struct Int {
+    __m256i v[2];
+  };
+  struct Float {
+    __m256 v[2];
+  };
+
+  static constexpr int kMaxRows = 4;
+
+  static EXO_INLINE Bytes load(const uint8_t* p) {
+    const auto* at = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
+  }
+  static EXO_INLINE void store_bytes(uint8_t* p, Bytes b) {
+    auto* at = reinterpret_cast<__m256i*>(p);
+    _mm256_store_si256(at, b.v[0]);
+    _mm256_store_si256(at + 1, b.v[1]);
+  }
+  static EXO_INLINE Bytes and_mask(Bytes b, int mask) {
+    const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+    return {_mm256_and_si256(b.v[0], m), _mm256_and_si256(b.v[1], m)};
+  }
+  static EXO_INLINE Bytes shift_right(Bytes b, int count) {
+    return {_mm256_srli_epi16(b.v[0], count), _mm256_srli_epi16(b.v[1], count)};
+  }
+  static EXO_INLINE Bytes or_left(Bytes b, Bytes high, int count) {
+    return {_mm256_or_si256(b.v[0], _mm256_slli_epi16(high.v[0], count)),
+            _mm256_or_si256(b.v[1], _mm256_slli_epi16(high.v[1], count))};
+  }
+
+  static EXO_INLINE Int zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static EXO_INLINE Int add_int(Int a, Int b) {
+    return {_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])};
+  }
+  static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
+    int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    const __m256i a = _mm256_set1_epi32(word);
+    return {dot8(sum.v[0], weights.v[0], a), dot8(sum.v[1], weights.v[1], a)};
+  }
+
+  static EXO_INLINE Float zero_float() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static EXO_INLINE Float from_f32(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+  }
+  static EXO_INLINE Float from_f16(const uint16_t* p) {
+    const auto* at = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_load_si128(at)), _mm256_cvtph_ps(_mm_load_si128(at + 1))};
+  }
+  static EXO_INLINE Float from_bf16(const uint16_t* p) {
+    return {(__m256)load_bf16(p), (__m256)load_bf16(p + 8)};
+  }
+  static EXO_INLINE Float add(Float a, Float b) {
+    return {_mm256_add_ps(a.v[0], b.v[0]), _mm256_add_ps(a.v[1], b.v[1])};
+  }
+  static EXO_INLINE void store(float* p, Float y) {
+    _mm256_storeu_ps(p, y.v[0]);
+    _mm256_storeu_ps(p + 8, y.v[1]);
+  }
+  static EXO_INLINE Float add_group(Float y, Float scale, float x_scale, Int sum, Float offset,
+                                    float x_sum) {
+    for (int i = 0; i < 2; i++) {
+      const __m256 s = _mm256_mul_ps(scale.v[i], _mm256_set1_ps(x_scale));
+      y.v[i] = _mm256_fmadd_ps(s, _mm256_cvtepi32_ps(sum.v[i]), y.v[i]);
+      y.v[i] = _mm256_fmadd_ps(offset.v[i], _mm256_set1_ps(x_sum), y.v[i]);
+    }
+    return y;
+  }
+
+ private:
+  static EXO_INLINE __m256i dot8(__m256i sum, __m256i weights, __m256i a) {
+#ifdef EXO_AVXVNNI
+    return _mm256_dpbusd_avx_epi32(sum, weights, a);
+#else
+    // maddubs adds two products in 16 bits with saturation: 8-bit weights (255 * 127 * 2) would
+    // not fit, so their high bit goes separately. For fewer bits the second half is zero and exact.
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i low = _mm256_and_si256(weights, _mm256_set1_epi8(0x7f));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(weights, 7), _mm256_set1_epi8(1));
+    const __m256i low_sum = _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), ones);
+    const __m256i high_sum =
+        _mm256_madd_epi16(_mm256_maddubs_epi16(high, a), _mm256_set1_epi16(128));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(low_sum, high_sum));
+#endif
+  }
+};
+
+}  // namespace exo::EXO_ISA

@@ -1,0 +1,53 @@
+// 16 outputs in one register: AVX-512 with VNNI.
+#pragma once
+
+#include <immintrin.h>
+
+#include "vector.hpp"
+
+namespace exo::EXO_ISA {
+
+struct Ops {
+  using Bytes = __m512i;
+  using Int = __m512i;
+  using Float = __m512;
+
+  static constexpr int kMaxRows = 8;
+
+  static EXO_INLINE Bytes load(const uint8_t* p) { return _mm512_load_si512(p); }
+  static EXO_INLINE void store_bytes(uint8_t* p, Bytes v) { _mm512_store_si512(p, v); }
+  static EXO_INLINE Bytes and_mask(Bytes v, int mask) {
+    return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask)));
+  }
+  static EXO_INLINE Bytes shift_right(Bytes v, int count) {
+    return _mm512_srli_epi16(v, static_cast<unsigned>(count));
+  }
+  static EXO_INLINE Bytes or_left(Bytes v, Bytes high, int count) {
+    return _mm512_or_si512(v, _mm512_slli_epi16(high, static_cast<unsigned>(count)));
+  }
+
+  static EXO_INLINE Int zero_int() { return _mm512_setzero_si512(); }
+  static EXO_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
+    int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
+  }
+
+  static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
+  static EXO_INLINE Float from_f32(const float* p) { return _mm512_loadu_ps(p); }
+  static EXO_INLINE Float from_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static EXO_INLINE Float from_bf16(const uint16_t* p) { return (Float)load_bf16(p); }
+  static EXO_INLINE Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
+  static EXO_INLINE void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
+  static EXO_INLINE Float add_group(Float y, Float scale, float x_scale, Int sum, Float offset,
+                                    float x_sum) {
+    const Float s = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
+    y = _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(sum), y);
+    return _mm512_fmadd_ps(offset, _mm512_set1_ps(x_sum), y);
+  }
+};
+
+}  // namespace exo::EXO_ISA

@@ -1,0 +1,105 @@
+// 16 outputs in four registers: NEON with the dot product instructions, and with those for unsigned
+// times signed bytes where the file is compiled for i8mm.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "vector.hpp"
+
+namespace exo::EXO_ISA {
+
+struct Ops {
+  struct Bytes {
+    uint8x16_t v[4];
+  };
+  struct Int {
+    int32x4_t v[4];
+  };
+  struct Float {
+    float32x4_t v[4];
+  };
+
+  static constexpr int kMaxRows = 4;
+
+  static EXO_INLINE Bytes load(const uint8_t* p) {
+    return {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
+  }
+  static EXO_INLINE void store_bytes(uint8_t* p, Bytes b) {
+    for (int i = 0; i < 4; i++) vst1q_u8(p + 16 * i, b.v[i]);
+  }
+  static EXO_INLINE Bytes and_mask(Bytes b, int mask) {
+    for (auto& v : b.v) v = vandq_u8(v, vdupq_n_u8(static_cast<uint8_t>(mask)));
+    return b;
+  }
+  static EXO_INLINE Bytes shift_right(Bytes b, int count) {
+    for (auto& v : b.v) v = vshlq_u8(v, vdupq_n_s8(static_cast<int8_t>(-count)));
+    return b;
+  }
+  static EXO_INLINE Bytes or_left(Bytes b, Bytes high, int count) {
+    const int8x16_t by = vdupq_n_s8(static_cast<int8_t>(count));
+    for (int i = 0; i < 4; i++) b.v[i] = vorrq_u8(b.v[i], vshlq_u8(high.v[i], by));
+    return b;
+  }
+
+  static EXO_INLINE Int zero_int() {
+    const int32x4_t zero = vdupq_n_s32(0);
+    return {zero, zero, zero, zero};
+  }
+  static EXO_INLINE Int add_int(Int a, Int b) {
+    for (int i = 0; i < 4; i++) a.v[i] = vaddq_s32(a.v[i], b.v[i]);
+    return a;
+  }
+  static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
+    int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(word));
+    for (int i = 0; i < 4; i++) {
+#ifdef __ARM_FEATURE_MATMUL_INT8
+      sum.v[i] = vusdotq_s32(sum.v[i], weights.v[i], a);
+#else
+      // The instruction takes signed bytes: bit 7 of a weight counts as -128, so it is subtracted.
+      const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(weights.v[i], vdupq_n_u8(0x7f)));
+      const int8x16_t high = vreinterpretq_s8_u8(vandq_u8(weights.v[i], vdupq_n_u8(0x80)));
+      sum.v[i] = vdotq_s32(sum.v[i], low, a);
+      sum.v[i] = vsubq_s32(sum.v[i], vdotq_s32(vdupq_n_s32(0), high, a));
+#endif
+    }
+    return sum;
+  }
+
+  static EXO_INLINE Float zero_float() {
+    const float32x4_t zero = vdupq_n_f32(0);
+    return {zero, zero, zero, zero};
+  }
+  static EXO_INLINE Float from_f32(const float* p) {
+    return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+  }
+  static EXO_INLINE Float from_f16(const uint16_t* p) {
+    Float f;
+    for (int i = 0; i < 4; i++) f.v[i] = (float32x4_t)load_f16(p + 4 * i);
+    return f;
+  }
+  static EXO_INLINE Float from_bf16(const uint16_t* p) {
+    Float f;
+    for (int i = 0; i < 4; i++) f.v[i] = (float32x4_t)load_bf16(p + 4 * i);
+    return f;
+  }
+  static EXO_INLINE Float add(Float a, Float b) {
+    for (int i = 0; i < 4; i++) a.v[i] = vaddq_f32(a.v[i], b.v[i]);
+    return a;
+  }
+  static EXO_INLINE void store(float* p, Float y) {
+    for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, y.v[i]);
+  }
+  static EXO_INLINE Float add_group(Float y, Float scale, float x_scale, Int sum, Float offset,
+                                    float x_sum) {
+    for (int i = 0; i < 4; i++) {
+      const float32x4_t s = vmulq_n_f32(scale.v[i], x_scale);
+      y.v[i] = vfmaq_f32(y.v[i], s, vcvtq_f32_s32(sum.v[i]));
+      y.v[i] = vfmaq_n_f32(y.v[i], offset.v[i], x_sum);
+    }
+    return y;
+  }
+};
+
+}  // namespace exo::EXO_ISA

@@ -1,0 +1,87 @@
+// 16 outputs as plain arrays: right on every machine, and what the others are tested against.
+//
+// An `Ops` says how 16 outputs (one lane each) are computed together:
+//   Bytes: a slab, unsigned byte 4 * lane + j; Int, Float: 16 lanes.
+//   dot(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j].
+//   add_group: the two fused steps that linear_int8.hpp gives.
+//   kMaxRows: rows of activations a tile can take before it runs out of registers.
+#pragma once
+
+#include "vector.hpp"
+
+namespace exo::EXO_ISA {
+
+struct Ops {
+  struct Bytes {
+    uint8_t v[64];
+  };
+  struct Int {
+    int32_t v[16];
+  };
+  struct Float {
+    float v[16];
+  };
+
+  static constexpr int kMaxRows = 4;
+
+  template <typename T>
+  static EXO_INLINE T read(const void* p) {
+    T t;
+    __builtin_memcpy(&t, p, sizeof t);
+    return t;
+  }
+  static EXO_INLINE Bytes load(const uint8_t* p) { return read<Bytes>(p); }
+  static EXO_INLINE void store_bytes(uint8_t* p, const Bytes& b) { __builtin_memcpy(p, b.v, 64); }
+  static EXO_INLINE Bytes and_mask(Bytes b, int mask) {
+    for (auto& byte : b.v) byte = static_cast<uint8_t>(byte & mask);
+    return b;
+  }
+  static EXO_INLINE Bytes shift_right(Bytes b, int count) {
+    for (auto& byte : b.v) byte = static_cast<uint8_t>(byte >> count);
+    return b;
+  }
+  static EXO_INLINE Bytes or_left(Bytes b, const Bytes& high, int count) {
+    for (int i = 0; i < 64; i++) b.v[i] = static_cast<uint8_t>(b.v[i] | high.v[i] << count);
+    return b;
+  }
+
+  static EXO_INLINE Int zero_int() { return {}; }
+  static EXO_INLINE Int add_int(Int a, const Int& b) {
+    for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
+    return a;
+  }
+  static EXO_INLINE Int dot(Int sum, const Bytes& weights, const int8_t* four) {
+    for (int i = 0; i < 16; i++) {
+      for (int j = 0; j < 4; j++) sum.v[i] += weights.v[4 * i + j] * four[j];
+    }
+    return sum;
+  }
+
+  static EXO_INLINE Float zero_float() { return {}; }
+  static EXO_INLINE Float from_f32(const float* p) { return read<Float>(p); }
+  static EXO_INLINE Float from_f16(const uint16_t* p) {
+    Float f;
+    for (int i = 0; i < 16; i += W) exo::EXO_ISA::store(f.v + i, load_f16(p + i));
+    return f;
+  }
+  static EXO_INLINE Float from_bf16(const uint16_t* p) {
+    Float f;
+    for (int i = 0; i < 16; i += W) exo::EXO_ISA::store(f.v + i, load_bf16(p + i));
+    return f;
+  }
+  static EXO_INLINE Float add(Float a, const Float& b) {
+    for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
+    return a;
+  }
+  static EXO_INLINE void store(float* p, const Float& y) { __builtin_memcpy(p, y.v, 64); }
+  static EXO_INLINE Float add_group(Float y, const Float& scale, float x_scale, const Int& sum,
+                                    const Float& offset, float x_sum) {
+    for (int i = 0; i < 16; i++) {
+      y.v[i] += scale.v[i] * x_scale * static_cast<float>(sum.v[i]);
+      y.v[i] += offset.v[i] * x_sum;
+    }
+    return y;
+  }
+};
+
+}  // namespace exo::EXO_ISA

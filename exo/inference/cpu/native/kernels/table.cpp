@@ -1,0 +1,17 @@
+// Compiled once for each instruction set: EXO_ISA names it, EXO_OPS is the file with its `Ops`.
+#include EXO_OPS
+
+#include "attention.hpp"
+#include "elementwise.hpp"
+#include "linear_float.hpp"
+#include "linear_int8.hpp"
+
+namespace exo::EXO_ISA {
+
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    EXO_ISA_NAME, quantize_rows, linear_int8, linear_float, rms_norm, add_scaled, gate,
+    rotate,       store_key,     store_value, attend_chunk, merge,    normalize,
+};
+
+}  // namespace exo::EXO_ISA

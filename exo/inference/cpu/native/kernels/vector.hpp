@@ -1,0 +1,186 @@
+// Float vectors as wide as the instruction set this file is compiled for.
+//
+// Written with the compilers' vector extension, so one text serves every instruction set; only
+// conversions between widths need intrinsics. Everything sits in a namespace named after the
+// instruction set: the linker must never take a function compiled for one for another's.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#include "../kernels.hpp"
+
+#define EXO_INLINE inline __attribute__((always_inline))
+
+namespace exo::EXO_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int W = 16;
+#elif defined(__AVX2__)
+inline constexpr int W = 8;
+#else
+inline constexpr int W = 4;
+#endif
+
+typedef float VecF __attribute__((vector_size(W * 4)));
+typedef int32_t VecI __attribute__((vector_size(W * 4)));
+typedef uint16_t VecH __attribute__((vector_size(W * 2)));
+
+EXO_INLINE VecF load(const float* p) {
+  VecF v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+EXO_INLINE void store(float* p, VecF v) { __builtin_memcpy(p, &v, sizeof v); }
+EXO_INLINE VecF splat(float x) { return VecF{} + x; }
+EXO_INLINE VecF max(VecF a, VecF b) { return a > b ? a : b; }
+EXO_INLINE VecF min(VecF a, VecF b) { return a < b ? a : b; }
+EXO_INLINE VecF abs(VecF a) { return (VecF)((VecI)a & 0x7fffffff); }
+
+EXO_INLINE VecF load_bf16(const uint16_t* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof h);
+  typedef uint32_t VecU __attribute__((vector_size(W * 4)));
+  return (VecF)(__builtin_convertvector(h, VecU) << 16);
+}
+
+#if defined(__AVX512F__)
+EXO_INLINE VecF load_f16(const uint16_t* p) {
+  return (VecF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+EXO_INLINE void store_f16(uint16_t* p, VecF v) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
+EXO_INLINE VecF round_even(VecF v) { return (VecF)_mm512_roundscale_ps((__m512)v, 0); }
+#elif defined(__F16C__)
+EXO_INLINE VecF load_f16(const uint16_t* p) {
+  return (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+EXO_INLINE void store_f16(uint16_t* p, VecF v) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+EXO_INLINE VecF round_even(VecF v) { return (VecF)_mm256_round_ps((__m256)v, 0); }
+#elif defined(__ARM_NEON)
+EXO_INLINE VecF load_f16(const uint16_t* p) {
+  return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+EXO_INLINE void store_f16(uint16_t* p, VecF v) {
+  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+}
+EXO_INLINE VecF round_even(VecF v) { return (VecF)vrndnq_f32((float32x4_t)v); }
+#else
+// Without a conversion instruction, by bits; exact, subnormals included.
+EXO_INLINE VecF load_f16(const uint16_t* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof h);
+  const VecI wide = __builtin_convertvector(h, VecI);
+  const VecI magnitude = (wide & 0x7fff) << 13;
+  const VecF finite = (VecF)magnitude * 0x1p112f;
+  const VecI special = (VecI)(magnitude >= (0x7c00 << 13)) & 0x7f800000;
+  return (VecF)((VecI)finite | special | (wide & 0x8000) << 16);
+}
+EXO_INLINE VecF round_even(VecF v) {
+  const VecF magic = splat(12582912.f);  // 1.5 * 2^23: what is below the point is rounded away
+  return (v + magic) - magic;
+}
+EXO_INLINE void store_f16(uint16_t* p, VecF v) {
+  for (int i = 0; i < W; i++) {
+    uint32_t bits;
+    const float lane = v[i];
+    __builtin_memcpy(&bits, &lane, 4);
+    const uint32_t sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits >= 0x47800000) {  // 65536 and above, infinity, NaN
+      p[i] = static_cast<uint16_t>(sign | (bits > 0x7f800000 ? 0x7e00 : 0x7c00));
+    } else if (bits < 0x38800000) {  // below the smallest normal: rounded by a float addition
+      float small;
+      __builtin_memcpy(&small, &bits, 4);
+      small += 0.5f;
+      __builtin_memcpy(&bits, &small, 4);
+      p[i] = static_cast<uint16_t>(sign | (bits - 0x3f000000));
+    } else {
+      bits += 0xc8000fff + (bits >> 13 & 1);
+      p[i] = static_cast<uint16_t>(sign | bits >> 13);
+    }
+  }
+}
+#endif
+
+template <DType T>
+EXO_INLINE VecF load(const uint8_t* p, int64_t index) {
+  if constexpr (T == DType::kFloat32) return load(reinterpret_cast<const float*>(p) + index);
+  const uint16_t* half = reinterpret_cast<const uint16_t*>(p) + index;
+  if constexpr (T == DType::kFloat16) return load_f16(half);
+  return load_bf16(half);
+}
+template <DType T>
+EXO_INLINE float load_one(const uint8_t* p, int64_t index) {
+  if constexpr (T == DType::kFloat32) return reinterpret_cast<const float*>(p)[index];
+  uint16_t half[W] = {reinterpret_cast<const uint16_t*>(p)[index]};
+  return load<T>(reinterpret_cast<const uint8_t*>(half), 0)[0];
+}
+
+// Always the same tree.
+EXO_INLINE float reduce_add(VecF v) {
+  float lane[W];
+  store(lane, v);
+  for (int half = W / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+  }
+  return lane[0];
+}
+EXO_INLINE float reduce_max(VecF v) {
+  float lane[W];
+  store(lane, v);
+  for (int half = W / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+  }
+  return lane[0];
+}
+
+// e^x to 1e-7 relative: 2^n times a polynomial in the fraction, |f| <= 1/2, of log2(e) x
+// (Taylor coefficients of 2^f). Below -87 it is 0, so that a masked score adds nothing.
+EXO_INLINE VecF exp(VecF x) {
+  const VecF clamped = min(max(x, splat(-87.f)), splat(88.f));
+  const VecF n = round_even(clamped * 1.44269504088896341f);
+  // The fraction in two steps keeps it exact for large x.
+  const VecF f = (clamped - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  VecF p = splat(1.f / 5040);
+  p = p * f + 1.f / 720;
+  p = p * f + 1.f / 120;
+  p = p * f + 1.f / 24;
+  p = p * f + 1.f / 6;
+  p = p * f + 0.5f;
+  p = p * f + 1.f;
+  p = p * f + 1.f;
+  const VecI power = (__builtin_convertvector(n, VecI) + 127) << 23;
+  const VecF result = p * (VecF)power;
+  return x < splat(-87.f) ? VecF{} : result;
+}
+
+EXO_INLINE VecF tanh(VecF x) {
+  const VecF e = exp(-2.f * abs(x));
+  const VecF t = (1.f - e) / (1.f + e);
+  return x < VecF{} ? -t : t;
+}
+
+// Abramowitz and Stegun 7.1.26 is good to 1.5e-7.
+EXO_INLINE VecF erf(VecF x) {
+  const VecF a = abs(x);
+  const VecF t = 1.f / (1.f + 0.3275911f * a);
+  VecF p = splat(1.061405429f);
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const VecF y = 1.f - p * t * exp(-a * a);
+  return x < VecF{} ? -y : y;
+}
+
+}  // namespace exo::EXO_ISA

@@ -1,0 +1,67 @@
+// The KV cache of one shard: pages of 64 tokens, lent to sequences as they grow.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace exo {
+
+// A slice starts after what the cache holds of its sequence.
+struct CacheMissError : std::runtime_error {
+  CacheMissError(const std::string& sequence, int64_t start, int64_t held)
+      : std::runtime_error("sequence " + sequence + " starts at " + std::to_string(start) +
+                           ", the KV cache holds " + std::to_string(held) + " tokens") {}
+};
+
+struct CacheFullError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct CacheShape {
+  int layers;
+  int kv_heads;
+  int head_dim;
+  DType dtype;
+  int64_t limit_bytes;
+};
+
+class KVCache {
+ public:
+  explicit KVCache(const CacheShape& shape) : shape_(shape) {}
+
+  // Makes room for tokens [start, start + length) of a sequence, dropping what it held from
+  // `start` on. Throws CacheMissError, or CacheFullError and changes nothing.
+  void extend(const std::string& sequence, int64_t start, int64_t length);
+  void release(const std::string& sequence);
+
+  // Pages of a sequence that holds tokens.
+  uint8_t* const* pages(const std::string& sequence) const;
+  // `pages` as layer `layer` and head `head` see them.
+  KVView view(uint8_t* const* pages, int layer, int head) const;
+
+  int64_t sequences() const { return static_cast<int64_t>(tables_.size()); }
+  int64_t used_bytes() const { return lent_ * page_bytes(); }
+  int64_t page_bytes() const { return shape_.layers * shape_.kv_heads * 2 * half_bytes(); }
+
+ private:
+  struct Table {
+    std::vector<uint8_t*> pages;
+    int64_t length = 0;
+  };
+
+  int64_t half_bytes() const { return kPageTokens * shape_.head_dim * size_of(shape_.dtype); }
+  void give_back(Table& table, size_t keep);
+
+  CacheShape shape_;
+  std::unordered_map<std::string, Table> tables_;
+  std::vector<Buffer> memory_;
+  std::vector<uint8_t*> free_;
+  int64_t lent_ = 0;
+};
+
+}  // namespace exo

@@ -1,0 +1,131 @@
+#include "linear.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "thread_pool.hpp"
+
+namespace exo {
+
+namespace {
+
+constexpr int64_t kRowPadding = 16;  // QuantizedRows: kernels read rows in sixteens
+constexpr int64_t kChunksPerThread = 6;
+constexpr int64_t kMaxChunk = 64;
+constexpr int64_t kSmallJob = 20000;  // products a thread does sooner than it is woken
+
+int64_t products(const LinearJob& job) { return job.weights->rows * job.weights->cols * job.count; }
+
+void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) {
+  const KernelTable& k = kernels();
+  const Matrix& w = *job.weights;
+  const int group = activation_group(w, precise);
+  float* out = job.out;
+  if (group == 0) {
+    const float* x = job.x->values() + job.first * job.x->cols();
+    k.linear_float(w, x, job.count, begin, end, out, job.stride);
+  } else {
+    k.linear_int8(w, job.x->quantized(group, job.first), job.count, begin, end, out, job.stride);
+  }
+}
+
+}  // namespace
+
+void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& groups) {
+  rows_ = rows, cols_ = cols;
+  values_.resize(static_cast<size_t>(rows * cols));
+  const int64_t padded = (rows + kRowPadding - 1) / kRowPadding * kRowPadding;
+  size_t used = 0;
+  for (const int group : groups) {
+    if (group == 0) continue;
+    if (used == quantized_.size()) quantized_.emplace_back();
+    Quantized& q = quantized_[used++];
+    q.group = group;
+    q.values.resize(static_cast<size_t>(padded * cols));
+    q.fine_values.resize(q.values.size());
+    const size_t groups_in_all = static_cast<size_t>(padded * (cols / group));
+    for (auto* floats : {&q.scales, &q.sums, &q.fine_scales, &q.fine_sums}) {
+      floats->resize(groups_in_all);
+    }
+    q.is_fine.resize(groups_in_all);
+  }
+  quantized_.resize(used);
+}
+
+QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
+  // A kernel writes these only in `quantize`.
+  const auto at = [](const auto& v, int64_t i) {
+    return const_cast<typename std::decay_t<decltype(v)>::value_type*>(v.data()) + i;
+  };
+  const int64_t value = first * cols, scale = first * (cols / group);
+  return {{at(values, value), at(scales, scale), at(sums, scale)},
+          {at(fine_values, value), at(fine_scales, scale), at(fine_sums, scale)},
+          at(is_fine, scale),
+          cols,
+          group};
+}
+
+QuantizedRows Activations::quantized(int group, int64_t first) const {
+  for (const Quantized& q : quantized_) {
+    if (q.group == group) return q.rows(first, cols_);
+  }
+  return {};
+}
+
+void Activations::quantize(int64_t first, int64_t count, bool fine) {
+  for (const Quantized& q : quantized_) {
+    kernels().quantize_rows(values() + first * cols_, count, q.rows(0, cols_), first, fine);
+  }
+}
+
+void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
+  const auto copy = [](auto& out, const auto& in, int64_t o, int64_t i, int64_t n) {
+    std::memcpy(out.data() + o * n, in.data() + i * n, static_cast<size_t>(n) * sizeof in[0]);
+  };
+  copy(values_, from.values_, to, row, cols_);
+  for (size_t i = 0; i < quantized_.size(); i++) {
+    Quantized& q = quantized_[i];
+    const Quantized& other = from.quantized_[i];
+    const int64_t groups = cols_ / q.group;
+    copy(q.values, other.values, to, row, cols_);
+    copy(q.fine_values, other.fine_values, to, row, cols_);
+    copy(q.scales, other.scales, to, row, groups);
+    copy(q.sums, other.sums, to, row, groups);
+    copy(q.fine_scales, other.fine_scales, to, row, groups);
+    copy(q.fine_sums, other.fine_sums, to, row, groups);
+    copy(q.is_fine, other.is_fine, to, row, groups);
+  }
+}
+
+int activation_group(const Matrix& weights, bool precise) { return precise ? 0 : weights.group; }
+
+void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
+  ThreadPool& pool = thread_pool();
+  int64_t blocks = 0, work = 0;
+  for (const LinearJob& job : jobs) {
+    blocks += job.weights->blocks();
+    work += products(job);
+  }
+  if (pool.threads() == 1 || work < kSmallJob) {
+    for (const LinearJob& job : jobs) run_blocks(job, precise, 0, job.weights->blocks());
+    return;
+  }
+  const int64_t share = blocks / (pool.threads() * kChunksPerThread);
+  const int64_t chunk = std::clamp<int64_t>(share, 1, kMaxChunk);
+  struct Task {
+    const LinearJob* job;
+    int64_t begin, end;
+  };
+  thread_local std::vector<Task> tasks;
+  tasks.clear();
+  for (const LinearJob& job : jobs) {
+    const int64_t end = job.weights->blocks();
+    for (int64_t b = 0; b < end; b += chunk) tasks.push_back({&job, b, std::min(end, b + chunk)});
+  }
+  const Task* first = tasks.data();
+  pool.run(static_cast<int64_t>(tasks.size()),
+           [&](int64_t i) { run_blocks(*first[i].job, precise, first[i].begin, first[i].end); });
+}
+
+}  // namespace exo

@@ -1,0 +1,263 @@
+#include "matrix.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "thread_pool.hpp"
+
+namespace exo {
+
+namespace {
+
+constexpr int kSlabs = 8;
+constexpr int kLine = 64;
+constexpr int64_t kHugePage = 2 << 20;
+
+float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t magnitude = half & 0x7fff;
+  if (magnitude >= 0x7c00) {  // infinity, NaN
+    const uint32_t wide = sign | 0x7f800000 | (magnitude & 0x3ff) << 13;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+  }
+  // Multiplying by 2^112 moves the exponent's bias and normalizes subnormals.
+  const uint32_t shifted = magnitude << 13;
+  float value;
+  std::memcpy(&value, &shifted, 4);
+  value *= 0x1p112f;
+  uint32_t wide;
+  std::memcpy(&wide, &value, 4);
+  wide |= sign;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+uint32_t read_u32(const uint8_t* p) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return word;
+}
+
+// n0 n1 n2 n3 n4 n5 n6 n7 (nibbles, lowest first) -> bytes (n0 n4) (n1 n5) (n2 n6) (n3 n7).
+uint32_t pair_nibbles(uint32_t word) {
+  const auto spread = [](uint32_t half) {
+    half = (half | half << 8) & 0x00ff00ff;
+    return (half | half << 4) & 0x0f0f0f0f;
+  };
+  return spread(word & 0xffff) | spread(word >> 16) << 4;
+}
+
+// The 32 values of a unit from one row's bit stream.
+void read_unit(const uint8_t* stream, int bits, uint8_t* values) {
+  const uint32_t mask = (1u << bits) - 1;
+  for (int i = 0; i < kUnitCols; i++) {
+    const int bit = i * bits;
+    uint32_t word = stream[bit / 8];
+    if (bit % 8 + bits > 8) word |= static_cast<uint32_t>(stream[bit / 8 + 1]) << 8;
+    values[i] = static_cast<uint8_t>(word >> (bit % 8) & mask);
+  }
+}
+
+// Where a bit plane puts (slab, row, column j of the slab): line, byte, shift.
+struct Plane {
+  int first_line, slabs_per_line, low_bit, width;
+};
+
+struct Planes {
+  int count;
+  Plane plane[2];
+};
+
+Planes planes_of(int bits) {
+  switch (bits) {
+    case 2:
+      return {1, {{0, 4, 0, 2}, {}}};
+    case 3:
+      return {2, {{0, 4, 0, 2}, {2, 8, 2, 1}}};
+    case 4:
+      return {1, {{0, 2, 0, 4}, {}}};
+    case 5:
+      return {2, {{0, 2, 0, 4}, {4, 8, 4, 1}}};
+    case 6:
+      return {2, {{0, 2, 0, 4}, {4, 4, 4, 2}}};
+    case 8:
+      return {1, {{0, 1, 0, 8}, {}}};
+    default:
+      throw std::invalid_argument("bits " + std::to_string(bits));
+  }
+}
+
+void put_unit(uint8_t* unit, const Planes& planes, int row, const uint8_t* values) {
+  for (int p = 0; p < planes.count; p++) {
+    const auto [first_line, per_line, low_bit, width] = planes.plane[p];
+    const int mask = (1 << width) - 1;
+    for (int i = 0; i < kUnitCols; i++) {
+      const int slab = i / 4;
+      uint8_t& byte = unit[(first_line + slab / per_line) * kLine + 4 * row + i % 4];
+      byte |= static_cast<uint8_t>((values[i] >> low_bit & mask) << (slab % per_line * width));
+    }
+  }
+}
+
+uint8_t value_at(const uint8_t* unit, const Planes& planes, int row, int i) {
+  int value = 0;
+  for (int p = 0; p < planes.count; p++) {
+    const auto [first_line, per_line, low_bit, width] = planes.plane[p];
+    const int slab = i / 4;
+    const int byte = unit[(first_line + slab / per_line) * kLine + 4 * row + i % 4];
+    value |= (byte >> (slab % per_line * width) & ((1 << width) - 1)) << low_bit;
+  }
+  return static_cast<uint8_t>(value);
+}
+
+void pack_unit(uint8_t* unit, int bits, const Planes& planes, int row, const uint8_t* stream) {
+  if (bits == 4) {
+    for (int line = 0; line < 4; line++) {
+      const uint32_t word = pair_nibbles(read_u32(stream + 4 * line));
+      std::memcpy(unit + line * kLine + 4 * row, &word, 4);
+    }
+  } else if (bits == 8) {
+    for (int line = 0; line < 8; line++)
+      std::memcpy(unit + line * kLine + 4 * row, stream + 4 * line, 4);
+  } else {
+    uint8_t values[kUnitCols];
+    read_unit(stream, bits, values);
+    put_unit(unit, planes, row, values);
+  }
+}
+
+void pack_affine_block(const Matrix& m, const AffineSource& source, int64_t index) {
+  const Planes planes = planes_of(m.bits);
+  const int64_t unit_bytes = kLine * m.bits, stream_bytes = kUnitCols * m.bits / 8;
+  const int64_t row_bytes = m.cols * m.bits / 8, width = size_of(m.dtype);
+  uint8_t* block = m.data.data() + index * m.block_bytes();
+  const int count = static_cast<int>(std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows));
+  for (int64_t g = 0; g < m.groups(); g++) {
+    uint8_t* group = block + g * m.group_bytes();
+    uint8_t* scales = group + m.group / kUnitCols * unit_bytes;
+    for (int r = 0; r < count; r++) {
+      const int64_t row = index * kBlockRows + r;
+      const uint8_t* stream = source.values + row * row_bytes + g * m.group * m.bits / 8;
+      for (int u = 0; u < m.group / kUnitCols; u++) {
+        pack_unit(group + u * unit_bytes, m.bits, planes, r, stream + u * stream_bytes);
+      }
+      const int64_t at = (row * m.groups() + g) * width;
+      std::memcpy(scales + r * width, source.scales + at, static_cast<size_t>(width));
+      std::memcpy(scales + (kBlockRows + r) * width, source.offsets + at,
+                  static_cast<size_t>(width));
+    }
+  }
+}
+
+template <typename T>
+void pack_dense_block(const Matrix& m, const uint8_t* values, int64_t index) {
+  T* block = reinterpret_cast<T*>(m.data.data() + index * m.block_bytes());
+  const int64_t count = std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows);
+  for (int64_t r = 0; r < count; r++) {
+    const uint8_t* row =
+        values + (index * kBlockRows + r) * m.cols * static_cast<int64_t>(sizeof(T));
+    for (int64_t c = 0; c < m.cols; c++) {
+      std::memcpy(block + c * kBlockRows + r, row + c * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    }
+  }
+}
+
+void check_shape(bool fits, const char* what, int64_t rows, int64_t cols, int bits, int group) {
+  if (!fits) {
+    throw std::invalid_argument(std::string(what) + ": " + std::to_string(rows) + " x " +
+                                std::to_string(cols) + ", " + std::to_string(bits) +
+                                " bits, group " + std::to_string(group));
+  }
+}
+
+}  // namespace
+
+Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (bytes >= kHugePage) madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+#endif
+  data_ = static_cast<uint8_t*>(p);
+}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+float to_float(const void* values, DType dtype, int64_t index) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(values)[index];
+  const uint16_t half = static_cast<const uint16_t*>(values)[index];
+  if (dtype == DType::kFloat16) return half_to_float(half);
+  const uint32_t wide = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+void Matrix::read_row(int64_t row, float* out) const {
+  const uint8_t* start = block(row / kBlockRows);
+  const int r = static_cast<int>(row % kBlockRows);
+  if (!is_affine()) {
+    for (int64_t c = 0; c < cols; c++) out[c] = to_float(start, dtype, c * kBlockRows + r);
+    return;
+  }
+  const Planes planes = planes_of(bits);
+  for (int64_t g = 0; g < groups(); g++) {
+    const uint8_t* at = start + g * group_bytes();
+    const uint8_t* scales = at + 2 * group * bits;
+    const float scale = to_float(scales, dtype, r),
+                offset = to_float(scales, dtype, kBlockRows + r);
+    for (int i = 0; i < group; i++) {
+      const uint8_t* unit = at + i / kUnitCols * kLine * bits;
+      out[g * group + i] = scale * value_at(unit, planes, r, i % kUnitCols) + offset;
+    }
+  }
+}
+
+std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, int64_t cols,
+                                    int bits, int group) {
+  const bool known_bits = (bits >= 2 && bits <= 6) || bits == 8;
+  check_shape(known_bits && (group == 32 || group == 64 || group == 128) && rows > 0 && cols > 0 &&
+                  cols % group == 0,
+              "cannot pack these affine weights", rows, cols, bits, group);
+  auto m = std::make_shared<Matrix>();
+  m->rows = rows, m->cols = cols, m->bits = bits, m->group = group, m->dtype = source.dtype;
+  m->data = Buffer(m->blocks() * m->block_bytes());
+  thread_pool().run(m->blocks(), [&](int64_t i) { pack_affine_block(*m, source, i); });
+  return m;
+}
+
+std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols) {
+  check_shape(rows > 0 && cols > 0, "cannot pack these weights", rows, cols, 0, 0);
+  auto m = std::make_shared<Matrix>();
+  m->rows = rows, m->cols = cols, m->dtype = dtype;
+  m->data = Buffer(m->blocks() * m->block_bytes());
+  thread_pool().run(m->blocks(), [&](int64_t i) {
+    dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, values, i)
+                             : pack_dense_block<uint16_t>(*m, values, i);
+  });
+  return m;
+}
+
+}  // namespace exo

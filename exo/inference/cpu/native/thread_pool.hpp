@@ -1,0 +1,66 @@
+// Threads that share the blocks of one job after another.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace exo {
+
+// A job's indices are claimed one by one, by the caller too, so a worker that the system has not
+// scheduled yet costs nothing: the others do its share. Between jobs a worker spins for some tens
+// of microseconds (the next job of a step comes sooner than that) and then sleeps, so an idle
+// process uses no processor. Jobs of different callers run one after the other.
+class ThreadPool {
+ public:
+  ThreadPool() = default;
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // The caller counts as one thread.
+  void set_threads(int count);
+  int threads() const { return threads_; }
+
+  // work(i) for i in [0, count), in any order, on any thread; returns when all are done.
+  // `work` must not throw and must not call `run`.
+  template <typename Work>
+  void run(int64_t count, const Work& work) {
+    if (threads_ == 1 || count <= 1) {
+      for (int64_t i = 0; i < count; i++) work(i);
+      return;
+    }
+    share(
+        count, [](const void* context, int64_t i) { (*static_cast<const Work*>(context))(i); },
+        &work);
+  }
+
+ private:
+  using Call = void (*)(const void*, int64_t);
+
+  void share(int64_t count, Call call, const void* context);
+  void serve();
+  void claim(uint32_t generation);
+  void stop();
+
+  std::mutex one_job_;
+  std::vector<std::thread> workers_;
+  std::atomic<int> threads_{1};
+
+  // The job. `ticket_` holds its generation and the next index to claim, so a worker that wakes
+  // late cannot take an index of a job it did not see.
+  Call call_ = nullptr;
+  const void* context_ = nullptr;
+  std::atomic<int64_t> count_{0};
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> stopping_{false};
+};
+
+// The pool of this process.
+ThreadPool& thread_pool();
+
+}  // namespace exo

@@ -1,0 +1,115 @@
+"""The build backend: scikit-build-core, and never without a result.
+
+The kernels of the cpu engine need a C++20 compiler. Where the machine has none, PyPI's `ziglang`
+brings a clang; where that fails too, the package is built without kernels, exo runs on MLX and says
+at start what is missing. EXO_NATIVE=required (CI, release wheels) makes such a failure fatal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scikit_build_core import build as scikit
+from scikit_build_core.build import (  # noqa: F401  (hooks of PEP 517)
+    build_sdist,
+    get_requires_for_build_sdist,
+)
+
+Settings = dict[str, Any] | None
+
+
+def has_compiler() -> bool:
+    """Whether CMake would find a C++ compiler that runs."""
+    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    found = [path for name in names if name and (path := shutil.which(name.split()[0]))]
+    return any(
+        subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0
+        for path in found
+    )
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    return [*scikit.get_requires_for_build_wheel(config_settings), *_zig()]
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    return [*scikit.get_requires_for_build_editable(config_settings), *_zig()]
+
+
+def _zig() -> list[str]:
+    if has_compiler() or platform.system() != "Linux":
+        return []
+    # Only a wheel: it is the compiler itself.
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    with tempfile.TemporaryDirectory() as folder:
+        got = subprocess.run([*pip, "--dest", folder, "ziglang"], capture_output=True, check=False)
+    if got.returncode == 0:
+        return ["ziglang"]
+    if shutil.which("uv"):
+        return ["ziglang"]
+    return []
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: Settings = None,
+    metadata_directory: str | None = None,
+) -> str:
+    return _build(scikit.build_wheel, wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: Settings = None,
+    metadata_directory: str | None = None,
+) -> str:
+    return _build(scikit.build_editable, wheel_directory, config_settings, metadata_directory)
+
+
+def _build(build: Callable[..., str], folder: str, settings: Settings, metadata: str | None) -> str:
+    if os.environ.get("EXO_NATIVE") == "required":
+        return build(folder, settings, metadata)
+    try:
+        with _compiler():
+            return build(folder, settings, metadata)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a compiler may do)
+        print(f"exo: built without its CPU kernels: {error}", file=sys.stderr)
+        return build(folder, {**(settings or {}), "wheel.cmake": "false"}, metadata)
+
+
+@contextlib.contextmanager
+def _compiler() -> Iterator[None]:
+    """The machine's compiler, or zig's in the environment for as long as the build runs."""
+    if has_compiler():
+        yield
+        return
+    import ziglang  # noqa: F401  (fails here, with its name, where it could not be had)
+
+    target = f"{platform.machine()}-linux-{'musl' if 'musl' in _host() else 'gnu'}"
+    with tempfile.TemporaryDirectory() as folder:
+        wrappers = {"CXX": f"c++ -target {target}", "AR": "ar", "RANLIB": "ranlib"}
+        for variable, command in wrappers.items():
+            wrapper = Path(folder) / f"zig-{variable.lower()}"
+            wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {command} "$@"\n')
+            wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+            os.environ[variable] = str(wrapper)
+        try:
+            yield
+        finally:
+            for variable in wrappers:
+                del os.environ[variable]
+
+
+def _host() -> str:
+    return str(sysconfig.get_config_var("HOST_GNU_TYPE") or "")

@@ -1,0 +1,108 @@
+"""A token's logits are the same bits whatever shared its step and however its prompt was cut."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zoo
+
+from exo.inference.cpu import _native as native
+from exo.inference.cpu.shard_model import CheckpointModel
+
+LENGTHS = (300, 70, 5, 1, 130)
+DECODED = 6
+KINDS = {
+    "llama": {"max_position_embeddings": 512},
+    "gemma2": {"head_dim": 16},
+    "gpt_oss": {},
+    "qwen3_moe": {},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for kind, changes in KINDS.items():
+        source, made[kind] = (tmp_path_factory.mktemp(f"{kind}{i}") for i in range(2))
+        zoo.write_checkpoint(kind, source, {**zoo.tiny_config(kind), **changes})
+        zoo.quantize_checkpoint(source, made[kind])
+    return made
+
+
+def model_of(folder: Path, precise: bool) -> native.Model:
+    checkpoint = CheckpointModel(folder)
+    return checkpoint.build(
+        0,
+        checkpoint.architecture.n_layers,
+        lambda done, total: None,
+        precise=precise,
+        cache_limit_bytes=1 << 30,
+    )
+
+
+def run(
+    model: native.Model,
+    prompts: list[npt.NDArray[np.int32]],
+    plan: list[list[tuple[int, int, int]]],
+) -> dict[tuple[int, int], npt.NDArray[np.float32]]:
+    """Runs steps of (sequence, start, end); the logits after the last token of each slice."""
+    found = {}
+    for step in plan:
+        slices = [native.Slice(f"s{i}", start, end - start, True) for i, start, end in step]
+        tokens = np.concatenate([prompts[i][start:end] for i, start, end in step])
+        for (i, _, end), row in zip(step, model.forward(slices, tokens, None), strict=True):
+            found[i, end] = row
+    for i in range(len(prompts)):
+        model.release(f"s{i}")
+    return found
+
+
+def mixed(rng: random.Random) -> list[list[tuple[int, int, int]]]:
+    """A random schedule: some sequences in each step, each prefilled in random pieces, then
+    decoded a token or a few at a time, sometimes cut back and done again."""
+    at = [0] * len(LENGTHS)
+    plan = []
+    while any(at[i] < LENGTHS[i] + DECODED for i in range(len(LENGTHS))):
+        step = []
+        for i in rng.sample(range(len(LENGTHS)), rng.randint(1, len(LENGTHS))):
+            whole = LENGTHS[i] + DECODED
+            if at[i] == whole:
+                continue
+            if at[i] > 3 and rng.random() < 0.1:
+                at[i] -= rng.randint(1, 3)
+            most = rng.choice([1, 2, 7, 64, 300]) if at[i] < LENGTHS[i] else rng.choice([1, 1, 2])
+            end = min(whole, at[i] + most)
+            step.append((i, at[i], end))
+            at[i] = end
+        if step:
+            plan.append(step)
+    return plan
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_same_bits_in_every_schedule(
+    kind: str, isa: str, folders: dict[str, Path]
+) -> None:
+    native.choose_isa(isa)
+    try:
+        for precise in (False, True):
+            model = model_of(folders[kind], precise)
+            rng = np.random.default_rng(0)
+            prompts = [
+                rng.integers(0, zoo.VOCABULARY, n + DECODED).astype(np.int32) for n in LENGTHS
+            ]
+            native.set_threads(1)
+            alone = run(
+                model,
+                prompts,
+                [[(i, at, at + 1)] for i, n in enumerate(LENGTHS) for at in range(n + DECODED)],
+            )
+            for seed in range(3):
+                native.set_threads(1 + seed % 2)
+                for place, logits in run(model, prompts, mixed(random.Random(seed))).items():
+                    assert np.array_equal(logits, alone[place]), (place, seed)
+    finally:
+        native.choose_isa("")

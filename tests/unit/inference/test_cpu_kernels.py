@@ -1,0 +1,146 @@
+"""The kernels of every instruction set this processor has, against NumPy and against themselves."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exo.inference.cpu import _native as native
+
+DTYPES = {
+    mx.float16: native.DType.F16,
+    mx.bfloat16: native.DType.BF16,
+    mx.float32: native.DType.F32,
+}
+
+
+@pytest.fixture(params=native.isas(), autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    native.choose_isa(request.param)
+    native.set_threads(2)
+    yield request.param
+    native.choose_isa("")
+
+
+def raw(array: mx.array) -> npt.NDArray[np.uint8]:
+    return np.array(array.view(mx.uint8)).reshape(-1)
+
+
+def affine(
+    rows: int, cols: int, bits: int, group: int, dtype: mx.Dtype = mx.float16
+) -> tuple[native.Matrix, npt.NDArray[np.float32]]:
+    """A random matrix as MLX quantizes it: packed, and as float32 [rows, cols]."""
+    mx.random.seed(rows + bits)
+    weight = mx.random.normal((rows, cols)).astype(dtype)
+    q, scales, biases = mx.quantize(weight, group, bits)
+    packed = native.pack_affine(
+        raw(q), raw(scales), raw(biases), DTYPES[dtype], rows, cols, bits, group
+    )
+    wide = scales.astype(mx.float32), biases.astype(mx.float32)
+    return packed, np.array(mx.dequantize(q, *wide, group, bits))
+
+
+def activations(rows: int, cols: int) -> npt.NDArray[np.float32]:
+    """Normal, with some that dwarf their group, a row of zeros, and tiny ones."""
+    x = np.random.default_rng(rows).standard_normal((rows, cols)).astype(np.float32)
+    x[:, 5] *= 80
+    x[0, 40] = -1000
+    if rows > 2:
+        x[1] = 0
+        x[2] *= 1e-6
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_packing_loses_nothing(bits: int, group: int, dtype: mx.Dtype) -> None:
+    packed, weight = affine(37, 256, bits, group, dtype)
+    assert np.allclose(packed.read_rows(np.arange(37, dtype=np.int32)), weight, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_linear_is_near_with_bytes_and_exact_with_floats(bits: int, group: int) -> None:
+    packed, weight = affine(75, 384, bits, group)
+    x = activations(19, 384)
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+    size = np.sqrt((expected**2).mean(-1, keepdims=True)) + 1e-30
+    assert np.abs((packed.apply(x, precise=True) - expected) / size).max() < 1e-5
+    assert np.sqrt((((packed.apply(x) - expected) / size) ** 2).mean()) < 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dense_linear_is_exact_up_to_the_order_of_sums(dtype: mx.Dtype) -> None:
+    weight = mx.random.normal((75, 90)).astype(dtype)
+    packed = native.pack_dense(raw(weight), DTYPES[dtype], 75, 90)
+    wide = np.array(weight.astype(mx.float32))
+    x = activations(9, 90)
+    assert np.array_equal(packed.read_rows(np.arange(75, dtype=np.int32)), wide)
+    expected = x.astype(np.float64) @ wide.T
+    assert np.abs(packed.apply(x) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_bias_is_added(isa: str) -> None:
+    packed, weight = affine(20, 64, 4, 32)
+    x = np.zeros((2, 64), np.float32)
+    packed.set_bias([float(i) for i in range(20)])
+    assert np.array_equal(packed.apply(x), np.tile(np.arange(20, dtype=np.float32), (2, 1)))
+    with pytest.raises(ValueError, match="bias"):
+        packed.set_bias([1.0])
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_a_row_is_the_same_bits_in_every_number_of_rows(bits: int, precise: bool) -> None:
+    packed, _ = affine(75, 256, bits, 32)
+    x = activations(37, 256)
+    whole = packed.apply(x, precise=precise)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33):
+        assert np.array_equal(packed.apply(x[:rows], precise=precise), whole[:rows]), rows
+    for row in range(37):
+        assert np.array_equal(packed.apply(x[row : row + 1], precise=precise)[0], whole[row])
+
+
+def test_all_instruction_sets_give_the_same_integers_and_nearly_the_same_floats() -> None:
+    packed, _ = affine(75, 256, 4, 32)
+    x = activations(17, 256)
+    found = packed.apply(x)
+    native.choose_isa("portable")
+    portable = packed.apply(x)
+    assert np.abs(found - portable).max() <= 1e-5 * np.abs(portable).max()
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 50), groups=st.integers(1, 9), many=st.integers(1, 20))
+def test_any_shape_can_be_packed(rows: int, groups: int, many: int) -> None:
+    packed, weight = affine(rows, 32 * groups, 4, 32)
+    x = np.ones((many, 32 * groups), np.float32)
+    expected = weight.sum(-1)
+    assert np.allclose(packed.apply(x), np.tile(expected, (many, 1)), 1e-4, 1e-3)
+
+
+def test_shapes_that_lie_are_refused_by_name() -> None:
+    some = np.zeros(64, np.uint8)
+    f16 = native.DType.F16
+    for bits, group, cols in ((7, 32, 64), (4, 16, 64), (4, 32, 48), (4, 0, 64)):
+        with pytest.raises(ValueError):
+            native.pack_affine(
+                some[: cols * bits // 8], some[:4], some[:4], f16, 1, cols, bits, group
+            )
+    with pytest.raises(ValueError, match="values: 3 bytes, expected 32"):
+        native.pack_affine(some[:3], some[:4], some[:4], f16, 1, 64, 4, 32)
+    packed, _ = affine(4, 64, 4, 32)
+    with pytest.raises(ValueError, match="columns"):
+        packed.apply(np.zeros((1, 63), np.float32))
+    with pytest.raises(IndexError):
+        packed.read_rows(np.array([4], np.int32))
+
+
+def test_an_instruction_set_that_is_not_here_is_refused_by_name() -> None:
+    with pytest.raises(RuntimeError, match="is unknown; expected one of .*portable"):
+        native.choose_isa("sse9")
