@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from exo.api.bench_routes import BenchRoutes
 from exo.api.chat_request import ChatDefaults
 from exo.api.cluster_routes import ClusterRoutes
 from exo.api.errors import as_openai_errors, only_same_origin
@@ -43,6 +44,7 @@ class ApiServer:
         )
         OpenAIRoutes(node, config.defaults).add_to(app)
         ClusterRoutes(node).add_to(app)
+        BenchRoutes(node).add_to(app)
         _add_tinychat(app)
         # A client that goes away cancels its handler, which cancels its sequence on every node.
         self._runner = web.AppRunner(

@@ -7,7 +7,13 @@ import signal
 import sys
 
 from exo import __version__
-from exo.cli.settings import DEFAULT_API_PORT, add_node_flags, set_up_logging
+from exo.cli.settings import (
+    DEFAULT_API_PORT,
+    add_node_flags,
+    counts,
+    positive,
+    set_up_logging,
+)
 from exo.errors import ExoError
 
 _DESCRIPTION = """\
@@ -18,6 +24,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo run MODEL                    a conversation in the terminal
   exo models                       models that can be used, and where their files are
   exo status                       who is in the cluster, what is loaded where
+  exo bench MODEL                  tokens a second on this machine
 
 MODEL is a short name from `exo models`, a Hugging Face repo id, a directory with a config.json,
 or a .gguf file. DEBUG=1 … 9 in the environment tells more."""
@@ -49,7 +56,37 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (models, status):
         command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
     status.add_argument("--json", action="store_true", help="for programs")
+    _add_bench(commands.add_parser("bench", help="tokens a second, of an engine or a ring"))
     return parser
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="?", help="(default: smollm2-135m)")
+    where = command.add_mutually_exclusive_group()
+    where.add_argument(
+        "--ring", type=positive, metavar="N", help="through N nodes on this machine, over loopback"
+    )
+    where.add_argument(
+        "--running", action="store_true", help="through the node that runs here, and its cluster"
+    )
+    command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
+    command.add_argument(
+        "--threads", type=positive, metavar="N", help="of each engine (default: all cores)"
+    )
+    command.add_argument(
+        "--inference-engine", default="auto", choices=("auto", "cpu", "mlx"), help="(default auto)"
+    )
+    command.add_argument("--precise", action="store_true", help="float activations")
+    for name, default, what in (
+        ("--prefill", (128, 512, 2048), "lengths of prompts"),
+        ("--decode", (16, 512, 2048), "tokens of context to decode at"),
+        ("--batch", (1, 4, 8, 16), "sequences at once, at the first of these contexts"),
+    ):
+        shown = ",".join(map(str, default))
+        help_text = f"{what} (default {shown})"
+        command.add_argument(name, type=counts, default=default, metavar="N,…", help=help_text)
+    command.add_argument("--repetitions", type=positive, default=3, metavar="N")
+    command.add_argument("--json", action="store_true", help="for programs: nothing else on stdout")
 
 
 def _let_parent_values_stand(command: argparse.ArgumentParser) -> None:
@@ -92,6 +129,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.status import show_status
 
         return show_status(args)
+    if args.command == "bench":
+        from exo.cli.bench import bench
+
+        return bench(args)
     from exo.cli.serve import serve
 
     return serve(args)

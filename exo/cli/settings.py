@@ -69,11 +69,20 @@ def set_up_logging() -> None:
         logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
+def positive(text: str) -> int:
+    """A number above 0, for argparse."""
+    value = int(text) if text.isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """ "128,512" as numbers, for argparse."""
+    found = tuple(int(part) if part.isdigit() else 0 for part in text.split(","))
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 128,512")
+    return found
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +97,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     )
     who.add_argument(
         "--threads",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="threads of the cpu engine (default: the physical cores exo may use)",
     )

@@ -7,10 +7,8 @@ owner and the event loop never waits for arithmetic.
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
+from exo.inference.one_thread import OneThread
 from exo.inference.sampling import SampledToken, SamplingParams, sample
 from exo.models.description import ModelDescription
 from exo.shard import Shard
@@ -94,7 +93,7 @@ class InferenceEngine(ABC):
     name: str
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"engine-{self.name}")
+        self._thread = OneThread(f"engine-{self.name}")
         self._histories: dict[str, list[int]] = {}
 
     async def describe(self, model_id: str, path: Path) -> ModelDescription:
@@ -137,7 +136,7 @@ class InferenceEngine(ABC):
 
     async def close(self) -> None:
         """Free everything. The thread ends once the step it is in has ended."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     # What an engine is made of -----------------------------------------------------------------
 
@@ -208,9 +207,8 @@ class InferenceEngine(ABC):
         self.release_sequences(sequence_ids)
 
     async def _run(self, what: str, call: Callable[[], Result]) -> Result:
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, call)
+            return await self._thread.run(call)
         except ExoError:
             raise
         except Exception as error:

@@ -33,6 +33,18 @@ class SamplingParams:
     logprobs: bool = False
     top_logprobs: int = 0
 
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Nothing but the likeliest token is asked for."""
+        return (
+            self.temperature == 0
+            and not self.logprobs
+            and not self.logit_bias
+            and self.repetition_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+        )
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("temperature", 0, 2),
@@ -80,8 +92,12 @@ def sample(
         EngineFailed: the logits hold NaN or no finite value.
     """
     raw = np.asarray(logits, dtype=np.float32)
-    if np.isnan(raw).any() or not np.isfinite(raw.max()):
+    # The first maximum, or the first NaN: one pass tells both.
+    likeliest = int(raw.argmax())
+    if not np.isfinite(raw[likeliest]):
         raise EngineFailed("the model's logits are not finite: its weights or a kernel are damaged")
+    if params.is_plain_greedy:
+        return SampledToken(likeliest)
     scores = _penalized(raw, params, history, prompt_length)
     if params.temperature == 0:
         token_id = int(scores.argmax())

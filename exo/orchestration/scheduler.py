@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +30,10 @@ PREFILL_CHUNK = 256
 """Tokens of a prompt in one step. Larger fills a device better; smaller lets running answers go on
 sooner and keeps hidden states on the wire small."""
 
+RING_PREFILL_CHUNK = 64
+"""The same where the plan has several members, who work on different chunks at once: a prompt of n
+chunks keeps m members busy n / (n + m - 1) of the time."""
+
 MAX_RUNNING = 16
 """Sequences with a KV cache at once."""
 
@@ -35,8 +41,18 @@ MAX_WAITING = 256
 """Sequences that may wait for one of those places."""
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A step on its way through the ring, with the attempt of each sequence it is part of."""
+
+    step: Step
+    attempts: dict[str, int]
+    deadline: float  # of the event loop's clock
+
+
 class Scheduler:
-    """Each step holds one token of every decoding sequence and at most one chunk of one prompt.
+    """Each step holds one token of every decoding sequence that is not in another step, and at most
+    one chunk of one prompt. As many steps are in flight as the ring has members.
 
     `submit` gives a frame to the head's own rank. `on_broken` is called once when the ring can
     serve no longer.
@@ -59,7 +75,10 @@ class Scheduler:
         self._idle = asyncio.Event()
         self._idle.set()
         self._step = 0
-        self._outcome: asyncio.Future[StepResult] | None = None
+        self._in_flight: dict[int, _Flight] = {}
+        self._outcomes: deque[StepResult | StepFailure] = deque()
+        self._depth = len(plan.members)
+        self._chunk = PREFILL_CHUNK if self._depth == 1 else RING_PREFILL_CHUNK
         self._ended: ExoError | None = None
         self._tasks = TaskOwner(f"scheduler {plan.hash}")
 
@@ -99,24 +118,25 @@ class Scheduler:
 
     def on_result(self, result: StepResult) -> None:
         """The tail's answer. One for a step nobody waits for is too late and ignored."""
-        if self._outcome is not None and result.number == self._step and not self._outcome.done():
-            self._outcome.set_result(result)
+        self._outcomes.append(result)
+        self._wake.set()
 
     def on_failure(self, failure: StepFailure) -> None:
         """A member failed a step, or lost its link."""
         if failure.ring_broken:
             self.end(failure.error)
             self._on_broken(self.plan, failure.error)
-        elif self._outcome is not None and failure.step == self._step and not self._outcome.done():
-            self._outcome.set_exception(failure.error)
+        else:
+            self._outcomes.append(failure)
+            self._wake.set()
 
     def end(self, error: ExoError) -> None:
         """Fail everything and take nothing new."""
         self.refuse_new(error)
-        if self._outcome is not None and not self._outcome.done():
-            self._outcome.set_exception(error)
+        self._in_flight.clear()
         for sequence in [*self._running.values(), *self._waiting.values()]:
             sequence.fail(error)
+        self._wake.set()
 
     def refuse_new(self, reason: ExoError) -> None:
         self._ended = self._ended or reason
@@ -140,18 +160,44 @@ class Scheduler:
 
     async def _run_steps(self) -> None:
         while True:
-            await self._wake.wait()
+            self._wake.clear()
+            self._settle()
             self._admit()
-            step = self._next_step()
-            if step is None:
-                self._wake.clear()
+            while len(self._in_flight) < self._depth and (step := self._next_step()):
+                self._submit(step)
+            await self._something_happens()
+
+    async def _something_happens(self) -> None:
+        """Until a request, a result or a failure comes, or a step's time is over."""
+        deadlines = [flight.deadline for flight in self._in_flight.values()]
+        try:
+            async with asyncio.timeout_at(min(deadlines, default=None)):
+                await self._wake.wait()
+        except TimeoutError:
+            now = asyncio.get_running_loop().time()
+            late = [flight for flight in self._in_flight.values() if flight.deadline <= now]
+            for flight in late:
+                del self._in_flight[flight.step.number]
+                self._fail(
+                    flight,
+                    StepTimeout(
+                        f"step {flight.step.number} of {self.plan.model_id} did not come back from "
+                        f"the ring in {self._step_timeout_s:.0f} s"
+                    ),
+                )
+
+    def _settle(self) -> None:
+        """Give what came back to its sequences."""
+        while self._outcomes:
+            outcome = self._outcomes.popleft()
+            number = outcome.number if isinstance(outcome, StepResult) else outcome.step
+            flight = self._in_flight.pop(number, None)
+            if flight is None:
                 continue
-            try:
-                result = await self._through_the_ring(step)
-            except ExoError as error:
-                self._fail_step(step, error)
+            if isinstance(outcome, StepResult):
+                self._take(flight, outcome)
             else:
-                self._take(step, result)
+                self._fail(flight, outcome.error)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < MAX_RUNNING:
@@ -159,56 +205,57 @@ class Scheduler:
             self._running[sequence_id] = self._waiting.pop(sequence_id)
 
     def _next_step(self) -> Step | None:
-        active = [sequence for sequence in self._running.values() if not sequence.done]
-        chosen = [sequence for sequence in active if sequence.is_decoding]
-        prefilling = next((sequence for sequence in active if not sequence.is_decoding), None)
+        chosen = [sequence for sequence in self._running.values() if sequence.can_decode]
+        prefilling = next((s for s in self._running.values() if s.can_prefill), None)
         if prefilling is not None:
             chosen.append(prefilling)
         if not chosen:
             return None
-        slices = tuple(sequence.next_slice(PREFILL_CHUNK) for sequence in chosen)
-        token_ids = [
-            token
-            for sequence, part in zip(chosen, slices, strict=True)
-            for token in sequence.tokens[part.start : part.end]
-        ]
+        slices = tuple(sequence.next_slice(self._chunk) for sequence in chosen)
+        token_ids: list[int] = []
+        for sequence, part in zip(chosen, slices, strict=True):
+            token_ids += sequence.tokens[part.start : part.end]
+            sequence.scheduled = part.end
+            sequence.in_flight += 1
         self._step += 1
-        return Step(self._step, ForwardBatch(slices, np.array(token_ids, np.int32)))
+        step = Step(self._step, ForwardBatch(slices, np.array(token_ids, np.int32)))
+        deadline = asyncio.get_running_loop().time() + self._step_timeout_s
+        attempts = {sequence.id: sequence.attempt for sequence in chosen}
+        self._in_flight[step.number] = _Flight(step, attempts, deadline)
+        return step
 
-    async def _through_the_ring(self, step: Step) -> StepResult:
-        self._outcome = asyncio.get_running_loop().create_future()
-        try:
-            self._submit(step)
-            async with asyncio.timeout(self._step_timeout_s):
-                return await self._outcome
-        except TimeoutError as error:
-            raise StepTimeout(
-                f"step {step.number} of {self.plan.model_id} did not come back from the ring in "
-                f"{self._step_timeout_s:.0f} s"
-            ) from error
-        finally:
-            self._outcome = None
+    def _sequences_of(self, flight: _Flight) -> dict[str, Sequence]:
+        """Those that still run the attempt the step was part of."""
+        running = ((sid, self._running.get(sid)) for sid in flight.attempts)
+        return {
+            sid: sequence
+            for sid, sequence in running
+            if sequence is not None
+            and not sequence.done
+            and sequence.attempt == flight.attempts[sid]
+        }
 
-    def _take(self, step: Step, result: StepResult) -> None:
+    def _take(self, flight: _Flight, result: StepResult) -> None:
         tokens = {token.sequence_id: token for token in result.tokens}
-        for part in step.batch.slices:
-            sequence = self._running.get(part.sequence_id)
-            if sequence is None or sequence.done:
+        sequences = self._sequences_of(flight)
+        for part in flight.step.batch.slices:
+            sequence = sequences.get(part.sequence_id)
+            if sequence is None:
                 continue
-            sequence.computed = part.end
+            sequence.in_flight -= 1
             if part.sampling is not None:
                 if part.sequence_id in tokens:
                     sequence.add(tokens[part.sequence_id])
                 else:
                     sequence.fail(PlanMismatch(f"the tail sampled nothing for {part.sequence_id}"))
 
-    def _fail_step(self, step: Step, error: ExoError) -> None:
+    def _fail(self, flight: _Flight, error: ExoError) -> None:
         """A cache miss is answered by prefilling again; anything else ends the step's sequences.
 
-        The engine that failed has dropped their caches; the others drop them at the release."""
-        hit = [s for p in step.batch.slices if (s := self._running.get(p.sequence_id)) is not None]
-        for sequence in hit:
-            sequence.computed = 0
+        The engine that failed has dropped their caches; the others drop them at the release, or
+        when the sequence begins again at 0."""
+        for sequence in self._sequences_of(flight).values():
+            sequence.begin_again()
             sequence.cache_misses += 1
             if not isinstance(error, CacheMiss) or sequence.cache_misses > MAX_CACHE_MISSES:
                 sequence.fail(error)

@@ -13,12 +13,15 @@ MAX_CACHE_MISSES = 3
 
 
 class Sequence:
-    """`tokens` is the prompt and what was generated; `computed` of them are in the KV caches."""
+    """`tokens` is the prompt and what was generated; `scheduled` of them have been sent through the
+    ring, `in_flight` steps of them have not come back. `attempt` counts the times it began."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.tokens: list[int] = list(request.prompt)
-        self.computed = 0
+        self.scheduled = 0
+        self.in_flight = 0
+        self.attempt = 0
         self.cache_misses = 0
         self.done = False
         self._events: asyncio.Queue[GenerationEvent | ExoError] = asyncio.Queue()
@@ -28,22 +31,37 @@ class Sequence:
         return self.request.sequence_id
 
     @property
-    def is_decoding(self) -> bool:
-        """One token is left to compute: the one sampled last."""
-        return self.computed == len(self.tokens) - 1
+    def can_decode(self) -> bool:
+        """One token is left to compute, the one sampled last."""
+        return not self.done and not self.in_flight and self._unscheduled == 1
+
+    @property
+    def can_prefill(self) -> bool:
+        """More than one is left; chunks may follow each other without waiting for results."""
+        return not self.done and self._unscheduled > 1
+
+    @property
+    def _unscheduled(self) -> int:
+        return len(self.tokens) - self.scheduled
 
     def next_slice(self, chunk: int) -> Slice:
         """The tokens of its next step. Prompts are cut at multiples of `chunk` whatever else
         runs, so a sequence's arithmetic does not depend on its company."""
-        end = min(len(self.tokens), (self.computed // chunk + 1) * chunk)
+        start = self.scheduled
+        end = min(len(self.tokens), (start // chunk + 1) * chunk)
         last = end == len(self.tokens)
         return Slice(
             self.id,
-            self.computed,
-            end - self.computed,
+            start,
+            end - start,
             self.request.sampling if last else None,
             len(self.request.prompt),
         )
+
+    def begin_again(self) -> None:
+        """Forget what was computed; what is still in flight belongs to an earlier attempt."""
+        self.scheduled = self.in_flight = 0
+        self.attempt += 1
 
     def add(self, token: SampledToken) -> None:
         """Take a sampled token; ends the sequence on an end token or at its length."""

@@ -86,7 +86,7 @@ def test_dense_linear_is_exact_up_to_the_order_of_sums(dtype: mx.Dtype) -> None:
 
 
 def test_bias_is_added(isa: str) -> None:
-    packed, weight = affine(20, 64, 4, 32)
+    packed, _ = affine(20, 64, 4, 32)
     x = np.zeros((2, 64), np.float32)
     packed.set_bias([float(i) for i in range(20)])
     assert np.array_equal(packed.apply(x), np.tile(np.arange(20, dtype=np.float32), (2, 1)))
@@ -142,5 +142,5 @@ def test_shapes_that_lie_are_refused_by_name() -> None:
 
 
 def test_an_instruction_set_that_is_not_here_is_refused_by_name() -> None:
-    with pytest.raises(RuntimeError, match="is unknown; expected one of .*portable"):
+    with pytest.raises(RuntimeError, match="is unknown; expected one of"):
         native.choose_isa("sse9")

@@ -20,7 +20,7 @@ from exo.errors import (
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.messages import GenerationRequest, Release, Step, StepFailure, StepResult
 from exo.orchestration import scheduler as module
-from exo.orchestration.scheduler import PREFILL_CHUNK, Scheduler
+from exo.orchestration.scheduler import PREFILL_CHUNK, RING_PREFILL_CHUNK, Scheduler
 from exo.shard import RingMember, RingPlan, Shard
 
 PLAN = RingPlan("m", 1, "a", "files", (RingMember("a", Shard("m", 0, 4, 4)),))
@@ -30,13 +30,18 @@ GREEDY = SamplingParams(temperature=0)
 class Ring:
     """Answers each step with the tokens `choose` gives; remembers what it was sent."""
 
-    def __init__(self, choose: Callable[[Step], list[int] | ExoError | None], timeout_s: float = 5):
+    def __init__(
+        self,
+        choose: Callable[[Step], list[int] | ExoError | None],
+        timeout_s: float = 5,
+        plan: RingPlan = PLAN,
+    ):
         self.steps: list[Step] = []
         self.released: list[str] = []
         self.broken: list[ExoError] = []
         self._choose = choose
         self.scheduler = Scheduler(
-            PLAN, self.submit, lambda plan, error: self.broken.append(error), timeout_s
+            plan, self.submit, lambda plan, error: self.broken.append(error), timeout_s
         )
         self.scheduler.start()
 
@@ -107,6 +112,51 @@ async def test_company_does_not_change_how_a_sequence_is_cut() -> None:
     assert max(len(step.batch.slices) for step in together.steps) > 1
     await alone.scheduler.close()
     await together.scheduler.close()
+
+
+TWO = RingPlan(
+    "m",
+    1,
+    "a",
+    "files",
+    (RingMember("a", Shard("m", 0, 2, 4)), RingMember("b", Shard("m", 2, 4, 4))),
+)
+
+
+async def test_two_members_work_on_two_chunks_of_a_prompt_at_once() -> None:
+    ring = Ring(lambda step: None, plan=TWO)
+    c = RING_PREFILL_CHUNK
+    answer = asyncio.ensure_future(ring.tokens("s", 3 * c + 5, 2))
+    await until(lambda: len(ring.steps) == 2, "two steps are in flight")
+    for number in (1, 2, 3):
+        ring.scheduler.on_result(StepResult(number, ()))
+        await until(lambda n=number: len(ring.steps) == min(n + 2, 4), "the next chunk")
+    assert [(p.start, p.length) for s in ring.steps for p in s.batch.slices] == [
+        (0, c),
+        (c, c),
+        (2 * c, c),
+        (3 * c, 5),
+    ]
+    ring.scheduler.on_result(StepResult(4, (SampledToken(7, sequence_id="s"),)))
+    await until(lambda: len(ring.steps) == 5, "the first token is decoded, alone")
+    ring.scheduler.on_result(StepResult(5, (SampledToken(8, sequence_id="s"),)))
+    assert await answer == [7, 8]
+    await ring.scheduler.close()
+
+
+async def test_what_comes_back_from_an_earlier_attempt_is_ignored() -> None:
+    ring = Ring(lambda step: None, plan=TWO)
+    answer = asyncio.ensure_future(ring.tokens("s", RING_PREFILL_CHUNK + 5, 1))
+    await until(lambda: len(ring.steps) == 2, "both chunks are in flight")
+    for number in (1, 2):
+        ring.scheduler.on_failure(StepFailure(TWO.hash, number, "b", CacheMiss("gone")))
+    await until(lambda: len(ring.steps) == 4, "both chunks go again")
+    assert [s.batch.slices[0].start for s in ring.steps] == [0, RING_PREFILL_CHUNK] * 2
+    ring.scheduler.on_result(StepResult(2, (SampledToken(6, sequence_id="s"),)))
+    ring.scheduler.on_result(StepResult(3, ()))
+    ring.scheduler.on_result(StepResult(4, (SampledToken(7, sequence_id="s"),)))
+    assert await answer == [7]
+    await ring.scheduler.close()
 
 
 async def test_an_end_token_ends_and_is_not_given_out() -> None:

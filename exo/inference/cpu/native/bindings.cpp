@@ -81,27 +81,11 @@ nb::ndarray<nb::numpy, float> read_rows(const Matrix& matrix, const Tokens& rows
   return as_array(std::move(out), rows.size(), static_cast<size_t>(matrix.cols));
 }
 
-// The sum of all bytes, read on every thread: what memory can deliver.
-uint64_t read_all(const Bytes& values) {
-  constexpr int64_t kPiece = 1 << 20;
+uint64_t read_all_bytes(const Bytes& values) {
   const uint8_t* data = values.data();
   const int64_t size = static_cast<int64_t>(values.size());
-  std::atomic<uint64_t> total{0};
   nb::gil_scoped_release released;
-  thread_pool().run((size + kPiece - 1) / kPiece, [&](int64_t i) {
-    const int64_t end = std::min(size, (i + 1) * kPiece);
-    uint64_t sums[8] = {};
-    int64_t at = i * kPiece;
-    for (; at + 64 <= end; at += 64) {
-      uint64_t words[8];
-      std::memcpy(words, data + at, 64);
-      for (int w = 0; w < 8; w++) sums[w] += words[w];
-    }
-    uint64_t sum = 0;
-    for (const uint64_t s : sums) sum += s;
-    total += sum;
-  });
-  return total;
+  return read_all(data, size);
 }
 
 nb::ndarray<nb::numpy, float> forward(Model& model, const std::vector<Slice>& slices,
@@ -240,5 +224,5 @@ NB_MODULE(_native, m) {
       "set_threads", [](int count) { thread_pool().set_threads(count); }, nb::arg("count"),
       nb::call_guard<nb::gil_scoped_release>());
   m.def("threads", [] { return thread_pool().threads(); });
-  m.def("read_all", &read_all, nb::arg("values"));
+  m.def("read_all", &read_all_bytes, nb::arg("values"));
 }

@@ -1,6 +1,8 @@
 #include "thread_pool.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,8 +12,12 @@ namespace exo {
 
 namespace {
 
-constexpr int kSpins = 3000;          // some 30 to 100 microseconds
-constexpr int kSpinsToYield = 20000;  // a worker that holds an index may have lost its processor
+// How long a worker looks for the next job before it sleeps. Within a step jobs follow each other
+// in microseconds; between two steps of an answer lie some hundred, and to be woken costs as much,
+// in a virtual machine more. It yields its processor after the first moments, so that another
+// process that wants it gets it.
+constexpr int kPauses = 2000;
+constexpr std::chrono::microseconds kYielding{500};
 
 void relax() {
 #if defined(__x86_64__)
@@ -58,8 +64,9 @@ void ThreadPool::share(int64_t count, Call call, const void* context) {
   generation_.store(generation);
   if (sleepers_.load() > 0) generation_.notify_all();
   claim(generation);
-  for (int spins = 0; done_.load(std::memory_order_acquire) < count; spins++) {
-    spins < kSpinsToYield ? relax() : std::this_thread::yield();
+  // A worker that holds an index may have lost its processor.
+  for (int pauses = 0; done_.load(std::memory_order_acquire) < count; pauses++) {
+    pauses < 10 * kPauses ? relax() : std::this_thread::yield();
   }
 }
 
@@ -82,18 +89,36 @@ void ThreadPool::serve() {
   uint32_t seen = generation_.load();
   while (!stopping_) {
     claim(seen);
-    int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen) {
-      if (++spins < kSpins) {
-        relax();
-        continue;
-      }
+    const auto changed = [&] { return generation_.load(std::memory_order_acquire) != seen; };
+    for (int i = 0; i < kPauses && !changed(); i++) relax();
+    const auto enough = std::chrono::steady_clock::now() + kYielding;
+    while (!changed() && std::chrono::steady_clock::now() < enough) std::this_thread::yield();
+    while (!changed()) {
       sleepers_.fetch_add(1);
       generation_.wait(seen);
       sleepers_.fetch_sub(1);
     }
     seen = generation_.load();
   }
+}
+
+uint64_t read_all(const uint8_t* data, int64_t size) {
+  constexpr int64_t kPiece = 1 << 22, kLine = 64;
+  std::atomic<uint64_t> total{0};
+  thread_pool().run((size + kPiece - 1) / kPiece, [&](int64_t piece) {
+    const int64_t end = std::min(size, (piece + 1) * kPiece);
+    // One word of each line: memory comes a line at a time.
+    uint64_t sum[4] = {};
+    for (int64_t at = piece * kPiece; at + 4 * kLine <= end; at += 4 * kLine) {
+      for (int i = 0; i < 4; i++) {
+        uint64_t word;
+        std::memcpy(&word, data + at + i * kLine, 8);
+        sum[i] += word;
+      }
+    }
+    total += sum[0] + sum[1] + sum[2] + sum[3];
+  });
+  return total;
 }
 
 }  // namespace exo

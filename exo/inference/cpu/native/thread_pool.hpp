@@ -10,9 +10,9 @@
 namespace exo {
 
 // A job's indices are claimed one by one, by the caller too, so a worker that the system has not
-// scheduled yet costs nothing: the others do its share. Between jobs a worker spins for some tens
-// of microseconds (the next job of a step comes sooner than that) and then sleeps, so an idle
-// process uses no processor. Jobs of different callers run one after the other.
+// scheduled yet costs nothing: the others do its share. Between jobs a worker looks for the next
+// one for half a millisecond and then sleeps, so an idle process uses no processor. Jobs of
+// different callers run one after the other.
 class ThreadPool {
  public:
   ThreadPool() = default;
@@ -62,5 +62,8 @@ class ThreadPool {
 
 // The pool of this process.
 ThreadPool& thread_pool();
+
+// A checksum of memory read on every thread of the pool: what a benchmark of bandwidth calls.
+uint64_t read_all(const uint8_t* data, int64_t size);
 
 }  // namespace exo

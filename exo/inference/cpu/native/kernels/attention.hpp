@@ -10,7 +10,7 @@
 
 namespace exo::EXO_ISA {
 
-inline constexpr int kRowTile = 4;  // query rows whose sums stay in registers
+inline constexpr int kRowTile = W == 16 ? 8 : 4;  // query rows whose sums stay in registers
 inline constexpr float kHidden = -3e38f;
 
 // scores[r][j] = q_r . k_j for B blocks of 16 keys from j on.
@@ -122,7 +122,7 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
     }
     partials[r] = {top, reduce_add(sum)};
   }
-  constexpr int kVecs = R == 1 ? 8 : W == 16 ? 4 : 2;
+  constexpr int kVecs = R == 1 ? 8 : W < 16 || R > 4 ? 2 : 4;
   int64_t d = 0;
   for (; d + kVecs * W <= kv.head_dim; d += kVecs * W) {
     weigh_values<T, R, kVecs>(kv, chunk, begin, end, d, scores, out);
@@ -151,11 +151,14 @@ void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
     attend_tile<T, kRowTile>(kv, rule, chunk, queries + r, positions + r, out + r * kv.head_dim,
                              partials + r);
   }
-  const int rest = count - r;
-  float* const o = out + r * kv.head_dim;
-  if (rest == 3) attend_tile<T, 3>(kv, rule, chunk, queries + r, positions + r, o, partials + r);
-  if (rest == 2) attend_tile<T, 2>(kv, rule, chunk, queries + r, positions + r, o, partials + r);
-  if (rest == 1) attend_tile<T, 1>(kv, rule, chunk, queries + r, positions + r, o, partials + r);
+  if (r == count) return;
+  using Tile = void (*)(const KVView&, const AttentionRule&, int64_t, const float* const*,
+                        const int64_t*, float*, Partial*);
+  constexpr Tile kTiles[] = {nullptr,           attend_tile<T, 1>, attend_tile<T, 2>,
+                             attend_tile<T, 3>, attend_tile<T, 4>, attend_tile<T, 5>,
+                             attend_tile<T, 6>, attend_tile<T, 7>};
+  kTiles[count - r](kv, rule, chunk, queries + r, positions + r, out + r * kv.head_dim,
+                    partials + r);
 }
 
 inline void attend_chunk(const KVView& kv, const AttentionRule& rule, int64_t chunk,

@@ -108,9 +108,7 @@ EXO_INLINE int quantize_group(const float* x, int count, float inverse, int8_t* 
     const VecB bytes = __builtin_convertvector(q, VecB);
     __builtin_memcpy(values + i, &bytes, sizeof bytes);
   }
-  int total = 0;
-  for (int i = 0; i < W; i++) total += sum[i];
-  return total;
+  return reduce_add(sum);
 }
 
 // The largest value of a group becomes 127; what is left over, at most half a step, again.

@@ -126,22 +126,37 @@ EXO_INLINE float load_one(const uint8_t* p, int64_t index) {
   return load<T>(reinterpret_cast<const uint8_t*>(half), 0)[0];
 }
 
-// Always the same tree.
-EXO_INLINE float reduce_add(VecF v) {
-  float lane[W];
-  store(lane, v);
-  for (int half = W / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+// Lane i of the result is lane (i + BY) % W.
+template <int BY, typename V>
+EXO_INLINE V turn(V v) {
+  if constexpr (W == 16) {
+    return __builtin_shufflevector(v, v, BY, BY + 1, BY + 2, BY + 3, BY + 4, BY + 5, BY + 6, BY + 7,
+                                   BY + 8, BY + 9, BY + 10, BY + 11, BY + 12, BY + 13, BY + 14,
+                                   BY + 15);
+  } else if constexpr (W == 8) {
+    return __builtin_shufflevector(v, v, BY, BY + 1, BY + 2, BY + 3, BY + 4, BY + 5, BY + 6,
+                                   BY + 7);
+  } else {
+    return __builtin_shufflevector(v, v, BY, BY + 1, BY + 2, BY + 3);
   }
-  return lane[0];
+}
+
+// All lanes joined, always by the same tree.
+template <typename V, typename Join>
+EXO_INLINE auto reduce(V v, const Join& join) {
+  if constexpr (W == 16) v = join(v, turn<8>(v));
+  if constexpr (W >= 8) v = join(v, turn<4>(v));
+  v = join(v, turn<2>(v));
+  return join(v, turn<1>(v))[0];
+}
+EXO_INLINE float reduce_add(VecF v) {
+  return reduce(v, [](VecF a, VecF b) __attribute__((always_inline)) { return a + b; });
+}
+EXO_INLINE int32_t reduce_add(VecI v) {
+  return reduce(v, [](VecI a, VecI b) __attribute__((always_inline)) { return a + b; });
 }
 EXO_INLINE float reduce_max(VecF v) {
-  float lane[W];
-  store(lane, v);
-  for (int half = W / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-  }
-  return lane[0];
+  return reduce(v, [](VecF a, VecF b) __attribute__((always_inline)) { return max(a, b); });
 }
 
 // e^x to 1e-7 relative: 2^n times a polynomial in the fraction, |f| <= 1/2, of log2(e) x

@@ -1,0 +1,370 @@
+"""`exo bench`: tokens a second of an engine, of nodes on this machine, of a running cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TextColumn
+from rich.table import Table
+
+from exo.cli.client import node_at
+from exo.cli.settings import home
+from exo.download.progress import Progress
+from exo.download.store import ModelStore, default_sources
+from exo.errors import EngineFailed, PeerUnavailable, error_from_code
+from exo.inference.benchmark import (
+    DECODED_TOKENS,
+    EngineBenchmark,
+    Measurement,
+    Plan,
+    read_bandwidth,
+)
+from exo.inference.choose import make_engine
+from exo.inference.cpu.available import why_not
+from exo.inference.cpu.cores import usable_cores
+from exo.models.card import default_model
+from exo.topology.capabilities import probe
+
+_START_S = 60.0
+_STOP_S = 5.0
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Measure, show each number as it comes, and print the table or the JSON."""
+    plan = Plan(args.prefill, args.decode, args.batch, args.repetitions)
+    threads = args.threads or usable_cores()
+    found = asyncio.run(_collect(args, plan, threads))
+    if args.json:
+        print(json.dumps({"machine": _machine(), "model": _model(args), "results": found}))  # noqa: T201
+    else:
+        _print_table(found)
+    return 0
+
+
+async def _collect(args: argparse.Namespace, plan: Plan, threads: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(f"loading {_model(args)}")
+        if args.running:
+            results = _measure_node(await _running(args), _model(args), plan, 0)
+        elif args.ring:
+            results = _measure_ring(args, plan, threads)
+        else:
+            results = _measure_engine(args, plan, threads)
+        async with contextlib.aclosing(results):
+            async for result in results:
+                found.append(result)
+                bars.update(task, description=_describe(result))
+    return found
+
+
+# An engine in this process ---------------------------------------------------------------------
+
+
+async def _measure_engine(
+    args: argparse.Namespace, plan: Plan, threads: int
+) -> AsyncGenerator[dict[str, Any], None]:
+    path = await _files(_model(args))
+    engine = make_engine(args.inference_engine, threads, precise=args.precise)
+    try:
+        benchmark, loaded = await EngineBenchmark.load(engine, _model(args), path, threads)
+        yield loaded
+        decode_tok_s = 0.0
+        async for measured in benchmark.run(plan):
+            if measured.test == "decode" and measured.batch == 1:
+                decode_tok_s = max(decode_tok_s, measured.tok_s)
+            yield measured.to_json()
+        for n in plan.prefill:
+            if n == 512:
+                yield await _first_token(benchmark, threads)
+        if engine.name == "cpu" and not why_not():
+            yield _bandwidth(decode_tok_s, loaded["checkpoint_bytes"], path, threads)
+    finally:
+        await engine.close()
+
+
+async def _first_token(benchmark: EngineBenchmark, threads: int) -> dict[str, Any]:
+    async for measured in benchmark.run(Plan((512,), (), (), 3)):
+        return {
+            "test": "first_token",
+            "n_tokens": 512,
+            "threads": threads,
+            "seconds": 512 / measured.tok_s,
+        }
+    raise EngineFailed("nothing was measured")
+
+
+def _bandwidth(
+    decode_tok_s: float, checkpoint_bytes: int, path: Path, threads: int
+) -> dict[str, Any]:
+    """What decoding reads a second beside what these threads can read. An embedding that is not
+    also the head is looked up, not read."""
+    from exo.inference.cpu import _native as native
+    from exo.inference.cpu.checkpoint import Checkpoint
+
+    read = checkpoint_bytes
+    with Checkpoint(path) as checkpoint:
+        if "lm_head.weight" in checkpoint:
+            read -= sum(
+                checkpoint.nbytes(name)
+                for name in checkpoint.names()
+                if name.startswith("model.embed_tokens.")
+            )
+    measured = read_bandwidth(native.read_all)
+    return {
+        "test": "bandwidth",
+        "threads": threads,
+        "read_gb_s": measured / 1e9,
+        "decode_gb_s": decode_tok_s * read / 1e9,
+        "share": decode_tok_s * read / measured,
+    }
+
+
+async def _files(model: str) -> Path:
+    models_dir = home() / "models"
+    store = ModelStore(models_dir, default_sources(models_dir))
+
+    def unheard(progress: Progress) -> None:
+        """The spinner turns; a fetch of the default model takes seconds."""
+
+    try:
+        return await store.ensure(model, unheard)
+    finally:
+        store.close()
+
+
+# Nodes -----------------------------------------------------------------------------------------
+
+
+async def _running(args: argparse.Namespace) -> str:
+    url = await node_at(args.chatgpt_api_port)
+    if url is None:
+        raise PeerUnavailable(f"no exo node answers on port {args.chatgpt_api_port}; start `exo`")
+    return url
+
+
+async def _measure_ring(
+    args: argparse.Namespace, plan: Plan, threads: int
+) -> AsyncGenerator[dict[str, Any], None]:
+    await _files(_model(args))
+    async with _nodes(args, args.ring, threads) as url:
+        step_s = 0.0
+        async for result in _measure_node(url, _model(args), plan, threads):
+            if result["test"] == "decode" and result["batch"] == 1 and not step_s:
+                step_s = 1 / result["tok_s"]
+            yield result
+    if step_s and args.ring > 1:
+        yield await _hop(args, plan, threads, step_s)
+
+
+async def _hop(args: argparse.Namespace, plan: Plan, threads: int, step_s: float) -> dict[str, Any]:
+    """What a step takes beyond one engine's arithmetic, for each link of the ring."""
+    only = Plan((), plan.decode[:1], (1,), plan.repetitions)
+    async for result in _measure_engine(args, only, threads):
+        if result["test"] == "decode":
+            alone_s = 1 / result["tok_s"]
+            return {
+                "test": "hop",
+                "nodes": args.ring,
+                "threads": threads,
+                "seconds": (step_s - alone_s) / args.ring,
+            }
+    raise EngineFailed("nothing was measured")
+
+
+async def _measure_node(
+    url: str, model: str, plan: Plan, threads: int
+) -> AsyncGenerator[dict[str, Any], None]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+
+        async def ask(context: int, tokens: int, batch: int) -> dict[str, Any]:
+            body = {"model": model, "context": context, "tokens": tokens, "batch": batch}
+            async with session.post(f"{url}/v1/bench", json=body) as response:
+                answer = await response.json()
+                if response.status != 200:
+                    error = answer["error"]
+                    raise error_from_code(error["code"], error["message"])
+                return dict(answer)
+
+        nodes = (await ask(16, 2, 1))["nodes"]
+        for n in plan.prefill:
+            seconds = [(await ask(n, 1, 1))["first_token_s"] for _ in range(plan.repetitions)]
+            measured = Measurement.of("prefill", n, seconds, threads=threads, nodes=nodes)
+            yield measured.to_json()
+        cases = [(context, 1) for context in plan.decode]
+        cases += [(plan.decode[0], batch) for batch in plan.batch if batch > 1]
+        for context, batch in cases:
+            # Sequences begin one after the other: enough tokens that all decode together.
+            tokens = DECODED_TOKENS + 2 * batch
+            speeds = [
+                (await ask(context, tokens, batch))["decode_tok_s"] for _ in range(plan.repetitions)
+            ]
+            seconds = [DECODED_TOKENS * batch / speed for speed in speeds]
+            yield Measurement.of(
+                "decode",
+                DECODED_TOKENS,
+                seconds,
+                context=context,
+                batch=batch,
+                threads=threads,
+                nodes=nodes,
+            ).to_json()
+
+
+@contextlib.asynccontextmanager
+async def _nodes(args: argparse.Namespace, count: int, threads: int) -> AsyncIterator[str]:
+    """`count` exo processes on loopback that share the model evenly; the URL of one of them."""
+    broadcast, cluster = _free_port(socket.SOCK_DGRAM), f"bench-{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"node{i}.log" for i in range(count)]
+        ports = [_free_port(socket.SOCK_STREAM) for _ in range(count)]
+        with contextlib.ExitStack() as stack:
+            for i in range(count):
+                command = [sys.executable, "-m", "exo.cli.main", "--disable-tui"]
+                command += ["--interface", "lo0" if platform.system() == "Darwin" else "lo"]
+                command += ["--cluster", cluster, "--broadcast-port", str(broadcast)]
+                command += ["--node-id", f"bench{i}", "--memory", f"{_share(count)}"]
+                command += ["--chatgpt-api-port", str(ports[i]), "--threads", str(threads)]
+                command += ["--inference-engine", args.inference_engine]
+                command += ["--precise"] if args.precise else []
+                stack.enter_context(_process(command, logs[i]))
+            urls = [f"http://127.0.0.1:{port}" for port in ports]
+            try:
+                for url in urls:
+                    await _together(url, count)
+            except TimeoutError:
+                last = logs[0].read_text().splitlines()[-5:]
+                raise PeerUnavailable(
+                    f"{count} nodes on this machine did not come together in {_START_S:.0f} s: "
+                    + " / ".join(last)
+                ) from None
+            yield urls[0]
+
+
+def _share(count: int) -> int:
+    """Memory each node says it has: the same for all, so that layers are shared evenly."""
+    return probe().memory_available_bytes * 8 // 10 // count
+
+
+@contextlib.contextmanager
+def _process(command: list[str], log: Path) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _together(url: str, count: int) -> None:
+    deadline = time.monotonic() + _START_S
+    async with aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"{url}/v1/topology") as response:
+                    nodes = (await response.json())["nodes"].values()
+                    if sum(node["state"] in ("self", "alive") for node in nodes) == count:
+                        return
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            await asyncio.sleep(0.05)
+
+
+def _free_port(kind: socket.SocketKind) -> int:
+    with socket.socket(socket.AF_INET, kind) as probe_socket:
+        probe_socket.bind(("127.0.0.1", 0))
+        return int(probe_socket.getsockname()[1])
+
+
+# What is shown ---------------------------------------------------------------------------------
+
+
+def _model(args: argparse.Namespace) -> str:
+    return str(args.model or default_model())
+
+
+def _machine() -> dict[str, Any]:
+    found = probe().to_json()
+    found["system"] = f"{platform.system()} {platform.machine()}"
+    found["usable_cores"] = usable_cores()
+    if not why_not():
+        from exo.inference.cpu import _native as native
+
+        found["kernels"] = native.isa()
+    return found
+
+
+def _describe(result: dict[str, Any]) -> str:
+    if "tok_s" in result:
+        where = f"{result['n_tokens']}" if result["test"] == "prefill" else f"@{result['context']}"
+        batch = f" x {result['batch']}" if result["batch"] > 1 else ""
+        return f"{result['test']} {where}{batch}: {result['tok_s']:.1f} tok/s"
+    return str(result["test"])
+
+
+def _print_table(results: list[dict[str, Any]]) -> None:
+    machine = _machine()
+    console = Console(soft_wrap=True)
+    kernels = f", {machine['kernels']} kernels" if "kernels" in machine else ""
+    console.print(f"{machine['chip']}, {machine['usable_cores']} cores{kernels}", style="dim")
+    table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
+    for column in ("test", "tokens", "context", "batch", "threads", "nodes", "tok/s", "range"):
+        table.add_column(column, justify="left" if column == "test" else "right")
+    for r in results:
+        if "tok_s" in r:
+            table.add_row(
+                r["test"],
+                str(r["n_tokens"]),
+                str(r["context"]),
+                str(r["batch"]),
+                str(r["threads"] or ""),
+                str(r["nodes"]),
+                f"{r['tok_s']:.1f}",
+                f"{r['min']:.1f} … {r['max']:.1f}",
+            )
+    console.print(table)
+    for r in results:
+        console.print(line) if (line := _line(r)) else None
+
+
+def _line(r: dict[str, Any]) -> str:
+    """What is no speed in tokens, as a sentence."""
+    if r["test"] == "load":
+        ratio = r["memory_bytes"] / r["checkpoint_bytes"]
+        return (
+            f"loaded in {r['seconds']:.2f} s, {r['memory_bytes'] / 1e6:.0f} MB of memory "
+            f"({ratio:.2f} x the checkpoint)"
+        )
+    if r["test"] == "first_token":
+        return f"first token of {r['n_tokens']} after {r['seconds'] * 1000:.0f} ms"
+    if r["test"] == "bandwidth":
+        return (
+            f"decoding reads {r['decode_gb_s']:.1f} GB/s of the {r['read_gb_s']:.1f} GB/s that "
+            f"{r['threads']} threads can read ({r['share']:.0%})"
+        )
+    if r["test"] == "hop":
+        return f"a hop costs {r['seconds'] * 1000:.2f} ms of each step"
+    return ""

@@ -1,0 +1,166 @@
+"""How fast an engine is: prefill, decode, batches, memory, in the manner of llama-bench."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.sampling import SamplingParams
+from exo.models.description import safetensors_files
+from exo.shard import Shard
+
+GREEDY = SamplingParams(temperature=0)
+DECODED_TOKENS = 24
+"""Steps one measurement of decoding takes."""
+
+CHUNK = 256
+"""Tokens of a prompt in one step, as a node of its own schedules them."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Tokens a second over some repetitions; `tok_s` is the median. `context` is how many tokens
+    the KV cache held before, `batch` how many sequences shared each step."""
+
+    test: str  # "prefill" or "decode"
+    n_tokens: int
+    context: int
+    batch: int
+    threads: int
+    nodes: int
+    tok_s: float
+    min: float
+    max: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(
+        cls,
+        test: str,
+        n_tokens: int,
+        seconds: Sequence[float],
+        *,
+        context: int = 0,
+        batch: int = 1,
+        threads: int,
+        nodes: int = 1,
+    ) -> Measurement:
+        """`n_tokens` tokens (for each sequence) took each of `seconds`."""
+        speeds = [n_tokens * batch / s for s in seconds]
+        middle = statistics.median(speeds)
+        return cls(test, n_tokens, context, batch, threads, nodes, middle, min(speeds), max(speeds))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: prompt lengths, contexts to decode at, numbers of sequences (decoded at the
+    first of the contexts), repetitions."""
+
+    prefill: tuple[int, ...] = (128, 512, 2048)
+    decode: tuple[int, ...] = (16, 512, 2048)
+    batch: tuple[int, ...] = (1, 4, 8, 16)
+    repetitions: int = 3
+
+
+class EngineBenchmark:
+    """One engine with a whole model in memory."""
+
+    def __init__(self, engine: InferenceEngine, shard: Shard, threads: int) -> None:
+        self._engine = engine
+        self._shard = shard
+        self._threads = threads
+
+    @classmethod
+    async def load(
+        cls, engine: InferenceEngine, model_id: str, path: Path, threads: int
+    ) -> tuple[EngineBenchmark, dict[str, Any]]:
+        """The benchmark, and what loading took: seconds, bytes of the files, memory it costs."""
+        description = await engine.describe(model_id, path)
+        shard = Shard(model_id, 0, description.n_layers, description.n_layers)
+        before, started = resident_bytes(), time.perf_counter()
+        await engine.load(shard, path, lambda done, total: None)
+        load_s = time.perf_counter() - started
+        loaded = {
+            "test": "load",
+            "seconds": load_s,
+            "checkpoint_bytes": sum(file.stat().st_size for file in safetensors_files(path)),
+            "memory_bytes": resident_bytes() - before,
+        }
+        return cls(engine, shard, threads), loaded
+
+    async def run(self, plan: Plan) -> AsyncIterator[Measurement]:
+        """Every measurement as it is made; one unmeasured prefill and decode step before."""
+        await self._prefill(("warm",), 32)
+        await self._engine.release(["warm"])
+        for n in plan.prefill:
+            yield await self._measure_prefill(n, plan.repetitions)
+        cases = [(context, 1) for context in plan.decode]
+        cases += [(plan.decode[0], batch) for batch in plan.batch if batch > 1]
+        for context, batch in cases:
+            yield await self._measure_decode(context, batch, plan.repetitions)
+
+    async def _measure_prefill(self, n: int, repetitions: int) -> Measurement:
+        seconds = []
+        for _ in range(repetitions):
+            started = time.perf_counter()
+            await self._prefill(("p",), n)
+            seconds.append(time.perf_counter() - started)
+            await self._engine.release(["p"])
+        return Measurement.of("prefill", n, seconds, threads=self._threads)
+
+    async def _measure_decode(self, context: int, batch: int, repetitions: int) -> Measurement:
+        names = tuple(f"d{i}" for i in range(batch))
+        seconds = []
+        for _ in range(repetitions):
+            await self._prefill(names, context)
+            started = time.perf_counter()
+            for step in range(DECODED_TOKENS):
+                await self._step([(name, context + step, 1) for name in names], sample=True)
+            seconds.append(time.perf_counter() - started)
+            await self._engine.release(names)
+        return Measurement.of(
+            "decode", DECODED_TOKENS, seconds, context=context, batch=batch, threads=self._threads
+        )
+
+    async def _prefill(self, names: tuple[str, ...], n: int) -> None:
+        for name in names:
+            for start in range(0, n, CHUNK):
+                length = min(CHUNK, n - start)
+                await self._step([(name, start, length)], sample=start + length == n)
+
+    async def _step(self, parts: list[tuple[str, int, int]], *, sample: bool) -> None:
+        sampling = GREEDY if sample else None
+        slices = tuple(Slice(name, start, length, sampling) for name, start, length in parts)
+        ids = random_tokens(sum(length for _, _, length in parts))
+        await self._engine.forward(self._shard, ForwardBatch(slices, ids), None)
+
+
+def random_tokens(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """int32 [count]: ids that every vocabulary has; which ones does not matter to speed."""
+    return np.random.default_rng(count).integers(3, 100, count).astype(np.int32)
+
+
+def resident_bytes() -> int:
+    """Memory this process holds."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def read_bandwidth(read_all: Callable[[Any], int], size: int = 1 << 29) -> float:
+    """Bytes a second at which `read_all` reads a buffer far larger than the caches."""
+    buffer = np.ones(size, np.uint8)
+    best = 0.0
+    for _ in range(4):
+        started = time.perf_counter()
+        read_all(buffer)
+        best = max(best, size / (time.perf_counter() - started))
+    return best
