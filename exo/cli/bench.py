@@ -209,9 +209,7 @@ async def _measure_node(
             seconds = [(await ask(n, 1, 1))["first_token_s"] for _ in range(plan.repetitions)]
             measured = Measurement.of("prefill", n, seconds, threads=threads, nodes=nodes)
             yield measured.to_json()
-        cases = [(context, 1) for context in plan.decode]
-        cases += [(plan.decode[0], batch) for batch in plan.batch if batch > 1]
-        for context, batch in cases:
+        for context, batch in plan.decode_cases:
             # Sequences begin one after the other: enough tokens that all decode together.
             tokens = DECODED_TOKENS + 2 * batch
             speeds = [

@@ -83,7 +83,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         ("--batch", (1, 4, 8, 16), "sequences at once, at the first of these contexts"),
     ):
         shown = ",".join(map(str, default))
-        help_text = f"{what} (default {shown})"
+        help_text = f"{what} (default {shown}, 0 for none)"
         command.add_argument(name, type=counts, default=default, metavar="N,…", help=help_text)
     command.add_argument("--repetitions", type=positive, default=3, metavar="N")
     command.add_argument("--json", action="store_true", help="for programs: nothing else on stdout")

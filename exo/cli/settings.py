@@ -78,11 +78,11 @@ def positive(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """ "128,512" as numbers, for argparse."""
-    found = tuple(int(part) if part.isdigit() else 0 for part in text.split(","))
-    if min(found) < 1:
+    """ "128,512" as numbers, "0" as none, for argparse."""
+    parts = text.split(",")
+    if not all(part.isdigit() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 128,512")
-    return found
+    return tuple(int(part) for part in parts if int(part))
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from exo.models.description import safetensors_files
 from exo.shard import Shard
 
 GREEDY = SamplingParams(temperature=0)
-DECODED_TOKENS = 24
+DECODED_TOKENS = 48
 """Steps one measurement of decoding takes."""
 
 CHUNK = 256
@@ -71,6 +71,12 @@ class Plan:
     batch: tuple[int, ...] = (1, 4, 8, 16)
     repetitions: int = 3
 
+    @property
+    def decode_cases(self) -> list[tuple[int, int]]:
+        """(context, batch) of each measurement of decoding."""
+        several = [(self.decode[0], batch) for batch in self.batch if self.decode and batch > 1]
+        return [(context, 1) for context in self.decode] + several
+
 
 class EngineBenchmark:
     """One engine with a whole model in memory."""
@@ -104,9 +110,7 @@ class EngineBenchmark:
         await self._engine.release(["warm"])
         for n in plan.prefill:
             yield await self._measure_prefill(n, plan.repetitions)
-        cases = [(context, 1) for context in plan.decode]
-        cases += [(plan.decode[0], batch) for batch in plan.batch if batch > 1]
-        for context, batch in cases:
+        for context, batch in plan.decode_cases:
             yield await self._measure_decode(context, batch, plan.repetitions)
 
     async def _measure_prefill(self, n: int, repetitions: int) -> Measurement:

@@ -72,6 +72,8 @@ EXO_INLINE void finish(const Matrix& w, int64_t block, Ops::Float y, float* row)
   std::memcpy(row + block * kBlockRows, lanes, static_cast<size_t>(left) * 4);
 }
 
+inline constexpr int kPrefetch = 2048;  // bytes ahead in the stream of weights
+
 // any[g]: whether group g is fine in one of a tile's rows.
 inline void find_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, uint8_t* any) {
   const int64_t groups = x.cols / x.group;
@@ -107,6 +109,10 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const Quanti
     for (int s = 0; s < kSums; s++) sum[m][s] = fine_sum[m][s] = Ops::zero_int();
   }
   for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS) {
+    // While several rows keep the arithmetic busy, the lines after next are on their way.
+    if constexpr (M > 1) {
+      for (int line = 0; line < BITS; line++) __builtin_prefetch(p + kPrefetch + 64 * line);
+    }
     decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
       for (int m = 0; m < M; m++) {
         const int64_t at = m * w.cols + u * kUnitCols + 4 * slab;

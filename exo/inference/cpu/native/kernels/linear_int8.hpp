@@ -55,16 +55,34 @@ inline uint8_t* scratch(size_t bytes) {
   return held.data;
 }
 
-inline constexpr int64_t kPanelBytes = 256 << 10;  // decoded weights that stay in the L2 cache
+inline constexpr int64_t kPanelBytes = 512 << 10;  // decoded weights that stay in the L2 cache
+
+// Up to so many rows every tile reads the packed weights; with more, decoding them once pays.
+#ifdef EXO_TILES
+inline constexpr int64_t kPackedRows = Ops::kMaxRows;
+#else
+inline constexpr int64_t kPackedRows = 64;
+#endif
 
 template <int BITS>
 void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                  float* out, int64_t stride) {
   const size_t flag_bytes = static_cast<size_t>(w.groups());
-  if (rows <= Ops::kMaxRows) {
-    uint8_t* fine = scratch(flag_bytes);
-    find_fine_groups(x, 0, rows, fine);
-    for (int64_t b = begin; b < end; b++) kPackedTiles<BITS>[rows](w, x, fine, 0, b, out, stride);
+  if (rows <= kPackedRows) {
+    // A block is read from memory for the first tile of rows and from a cache for the others.
+    uint8_t* fine = scratch(static_cast<size_t>(kPackedRows) * flag_bytes);
+    for (int64_t row = 0, at = 0; row < rows; row += Ops::kMaxRows, at += w.groups()) {
+      const int64_t left = rows - row;
+      find_fine_groups(x, row, left < Ops::kMaxRows ? left : Ops::kMaxRows, fine + at);
+    }
+    for (int64_t b = begin; b < end; b++) {
+      const uint8_t* any = fine;
+      for (int64_t row = 0; row < rows; row += Ops::kMaxRows, any += w.groups()) {
+        const int64_t left = rows - row;
+        kPackedTiles<BITS>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b, out,
+                                                                      stride);
+      }
+    }
     return;
   }
   const int64_t slab_bytes = w.cols * kBlockRows, scale_bytes = w.groups() * 128;

@@ -1,0 +1,155 @@
+"""The default model on the cpu engine: how far from float32 MLX on 2,000 tokens of English, and
+the same answers through rings of cpu nodes and of a cpu and an MLX node."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cluster import cluster
+from tokenizers import Tokenizer
+
+from exo.download.store import ModelStore, default_sources
+from exo.inference.cpu.engine import CPUEngine
+from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.mlx.engine import MLXEngine
+from exo.inference.sampling import SamplingParams
+from exo.shard import Shard
+
+MODEL = "smollm2-135m"
+TEXT = Path(__file__).parent / "plain_english.txt"
+TOKENS, PIECE = 2000, 250
+"""The text is taken in pieces, each from an empty cache: MLX's attention on a CPU is slow."""
+
+LAYERS = 30
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(exo_home: Path) -> Path:
+    models = exo_home / "models"
+    store = ModelStore(models, default_sources(models))
+    return asyncio.run(store.ensure(MODEL, lambda progress: None))
+
+
+@pytest.fixture(scope="session")
+def pieces(checkpoint: Path) -> npt.NDArray[np.int32]:
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    ids = tokenizer.encode(TEXT.read_text()).ids[:TOKENS]
+    assert len(ids) == TOKENS
+    return np.array(ids, np.int32).reshape(-1, PIECE)
+
+
+@pytest.fixture(scope="session")
+def expected(checkpoint: Path, pieces: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """float32 MLX: log probabilities [tokens, vocabulary], by mlx-lm's own classes."""
+    engine = MLXEngine()
+    engine.load_shard(Shard(MODEL, 0, LAYERS, LAYERS), checkpoint, lambda done, total: None)
+    cut = engine._loaded[MODEL].model
+    cut._cut.passive = True
+    rows = [np.array(cut.model(mx.array(piece)[None])[0]) for piece in pieces]
+    return log_softmax(np.concatenate(rows))
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+async def every_position(
+    engines: list[InferenceEngine], cuts: list[int], path: Path, pieces: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """Log probabilities after every token: each token is a slice of its own, a piece a step."""
+    bounds = [0, *cuts, LAYERS]
+    shards = [Shard(MODEL, bounds[i], bounds[i + 1], LAYERS) for i in range(len(engines))]
+    for engine, shard in zip(engines, shards, strict=True):
+        await engine.load(shard, path, lambda done, total: None)
+    found = []
+    for number, piece in enumerate(pieces):
+        # The first engines see the piece as one slice; the last, which gives logits for the last
+        # token of each slice, token by token.
+        whole = ForwardBatch((Slice(f"s{number}", 0, PIECE, None),), piece)
+        rows = None
+        for engine, shard in zip(engines[:-1], shards[:-1], strict=True):
+            rows = await engine._thread.run(partial(engine.compute, shard, whole, rows))
+        for i in range(PIECE):
+            one = ForwardBatch((Slice(f"s{number}", i, 1, GREEDY),), piece[i : i + 1])
+            hidden = None if rows is None else rows[i : i + 1]
+            compute = partial(engines[-1].compute, shards[-1], one, hidden)
+            found.append(await engines[-1]._thread.run(compute))
+    for engine in engines:
+        await engine.close()
+    return log_softmax(np.concatenate(found))
+
+
+def divergence(
+    found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]
+) -> tuple[float, float]:
+    """Mean Kullback-Leibler divergence from `expected`, and the share of equal top tokens."""
+    kl = (np.exp(expected) * (expected - found)).sum(-1)
+    print("mean KL", kl.mean(), "largest", kl.max())
+    return float(kl.mean()), float((found.argmax(-1) == expected.argmax(-1)).mean())
+
+
+async def test_it_stays_near_float32_mlx(
+    checkpoint: Path, pieces: npt.NDArray[np.int32], expected: npt.NDArray[np.float32]
+) -> None:
+    found = await every_position([CPUEngine()], [], checkpoint, pieces)
+    kl, same = divergence(found, expected)
+    assert kl < 0.004 and same >= 0.96, (kl, same)
+
+
+async def test_with_float_activations_it_is_float32_mlx(
+    checkpoint: Path, pieces: npt.NDArray[np.int32], expected: npt.NDArray[np.float32]
+) -> None:
+    found = await every_position([CPUEngine(precise=True)], [], checkpoint, pieces)
+    kl, same = divergence(found, expected)
+    assert kl < 1e-5 and same >= 0.998, (kl, same)
+
+
+async def test_half_on_mlx_and_half_on_cpu_stays_as_near(
+    checkpoint: Path, pieces: npt.NDArray[np.int32], expected: npt.NDArray[np.float32]
+) -> None:
+    engines = [MLXEngine(), CPUEngine()]
+    found = await every_position(engines, [15], checkpoint, pieces[:4])
+    kl, same = divergence(found, expected[: 4 * PIECE])
+    assert kl < 0.004 and same >= 0.96, (kl, same)
+
+
+QUESTION = "Name three primary colours."
+
+
+async def test_rings_of_cpu_nodes_give_one_nodes_answer(
+    checkpoint: Path, exo_home: Path, tmp_path: Path
+) -> None:
+    texts = []
+    for nodes in (1, 2, 3):
+        folder = tmp_path / str(nodes)
+        folder.mkdir()
+        async with cluster(folder, exo_home) as c:
+            for i in range(nodes):
+                memory = ("--memory", f"{2 * (nodes - i)}GB", "--threads", "1")
+                c.add(f"n{i}", *memory, engine="cpu", DEBUG="1")
+            await c.together()
+            texts.append(await c.nodes["n0"].chat(QUESTION, MODEL, max_tokens=40))
+            assert len(await c.nodes["n0"].ring(MODEL)) == nodes
+    assert texts[0] == texts[1] == texts[2]
+    assert "Red" in texts[0]
+
+
+@pytest.mark.parametrize("first", ["cpu", "mlx"])
+async def test_a_cpu_and_an_mlx_node_share_a_ring(
+    first: str, checkpoint: Path, exo_home: Path, tmp_path: Path
+) -> None:
+    async with cluster(tmp_path, exo_home) as c:
+        c.add("n0", "--memory", "4GB", engine=first, DEBUG="1")
+        c.add("n1", "--memory", "3GB", engine="mlx" if first == "cpu" else "cpu", DEBUG="1")
+        await c.together()
+        text = await c.nodes["n1"].chat("What is 2+2?", MODEL, max_tokens=16)
+        assert len(await c.nodes["n0"].ring(MODEL)) == 2
+        assert "4" in text
