@@ -92,7 +92,6 @@ def divergence(
 ) -> tuple[float, float]:
     """Mean Kullback-Leibler divergence from `expected`, and the share of equal top tokens."""
     kl = (np.exp(expected) * (expected - found)).sum(-1)
-    print("mean KL", kl.mean(), "largest", kl.max())
     return float(kl.mean()), float((found.argmax(-1) == expected.argmax(-1)).mean())
 
 

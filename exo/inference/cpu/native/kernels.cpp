@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "isas.hpp"
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,33 +16,12 @@
 
 namespace exo {
 
-namespace portable {
-extern const KernelTable kTable;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const KernelTable kTable;
-}
-namespace avxvnni {
-extern const KernelTable kTable;
-}
-namespace avx512 {
-extern const KernelTable kTable;
-}
-namespace amx {
-extern const KernelTable kTable;
-}
-namespace amx_emulated {
-extern const KernelTable kTable;
-}
-#elif defined(__aarch64__)
-namespace neon {
-extern const KernelTable kTable;
-}
-namespace i8mm {
-extern const KernelTable kTable;
-}
-#endif
+// isas.hpp, which CMake writes, applies a macro to each instruction set that is built.
+#define EXO_DECLARE(isa)           \
+  namespace isa {                  \
+  extern const KernelTable kTable; \
+  }
+EXO_ISAS(EXO_DECLARE)
 
 namespace {
 
@@ -107,27 +88,47 @@ bool has_i8mm() {
 
 #endif
 
+bool always() { return true; }
+
+struct Isa {
+  const char* name;
+  bool (*runs_here)();
+  bool automatic;  // chosen without being asked for
+};
+
+// Best first.
+const Isa kIsas[] = {
+#if defined(__x86_64__)
+    {"amx", has_amx, true},       {"amx_emulated", has_avx512, false},
+    {"avx512", has_avx512, true}, {"avxvnni", has_avxvnni, true},
+    {"avx2", has_avx2, true},
+#elif defined(__aarch64__)
+    {"i8mm", has_i8mm, true},
+    {"neon", has_dot_product, true},
+#endif
+    {"portable", always, true},
+};
+
 struct Choice {
   const KernelTable* table;
   bool (*runs_here)();
   bool automatic;
 };
 
-bool always() { return true; }
-
-// Best first.
+// Those that were built, best first.
 const std::vector<Choice>& choices() {
-  static const std::vector<Choice> all = {
-#if defined(__x86_64__)
-      {&amx::kTable, has_amx, true},       {&amx_emulated::kTable, has_avx512, false},
-      {&avx512::kTable, has_avx512, true}, {&avxvnni::kTable, has_avxvnni, true},
-      {&avx2::kTable, has_avx2, true},
-#elif defined(__aarch64__)
-      {&i8mm::kTable, has_i8mm, true},
-      {&neon::kTable, has_dot_product, true},
-#endif
-      {&portable::kTable, always, true},
-  };
+#define EXO_TABLE(isa) &isa::kTable,
+  static const std::vector<Choice> all = [] {
+    std::vector<Choice> found;
+    for (const Isa& isa : kIsas) {
+      for (const KernelTable* table : {EXO_ISAS(EXO_TABLE)}) {
+        if (std::string(table->name) == isa.name) {
+          found.push_back({table, isa.runs_here, isa.automatic});
+        }
+      }
+    }
+    return found;
+  }();
   return all;
 }
 

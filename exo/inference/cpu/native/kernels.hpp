@@ -25,7 +25,7 @@ struct QuantizedPart {
 // Rows of activations, quantized. Where one value dwarfs the others of its group, a byte leaves
 // these nothing: such a group is marked in `is_fine` [rows, cols / group], and `fine` holds what
 // `coarse` left over. In other groups `fine` has the scale and the sum 0 and no values.
-// Rows are allocated in multiples of 16, so that a kernel may read (not use) rows past the last.
+// Memory goes on for 15 rows past the last: a kernel that takes 16 at a time reads, not uses, them.
 struct QuantizedRows {
   QuantizedPart coarse;
   QuantizedPart fine;

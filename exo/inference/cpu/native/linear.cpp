@@ -10,7 +10,7 @@ namespace exo {
 
 namespace {
 
-constexpr int64_t kRowPadding = 16;  // QuantizedRows: kernels read rows in sixteens
+constexpr int64_t kRowsPast = 15;  // QuantizedRows: kernels read rows in sixteens
 constexpr int64_t kChunksPerThread = 6;
 constexpr int64_t kMaxChunk = 64;
 constexpr int64_t kSmallJob = 20000;  // products a thread does sooner than it is woken
@@ -35,7 +35,7 @@ void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) 
 void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& groups) {
   rows_ = rows, cols_ = cols;
   values_.resize(static_cast<size_t>(rows * cols));
-  const int64_t padded = (rows + kRowPadding - 1) / kRowPadding * kRowPadding;
+  const int64_t padded = rows + kRowsPast;
   size_t used = 0;
   for (const int group : groups) {
     if (group == 0) continue;

@@ -80,7 +80,7 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
       for (int64_t row = 0; row < rows; row += Ops::kMaxRows, any += w.groups()) {
         const int64_t left = rows - row;
         kPackedTiles<BITS>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b, out,
-                                                                      stride);
+                                                                        stride);
       }
     }
     return;

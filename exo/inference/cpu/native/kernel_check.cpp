@@ -1,0 +1,171 @@
+// A reduced kernel test without Python, for sanitizers and for processors that are only emulated:
+// every instruction set this processor has, on shapes with ragged ends, against plain loops.
+//
+// usage: kernel_check; exits with 1 and says what differed.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model.hpp"
+#include "thread_pool.hpp"
+
+namespace {
+
+using namespace exo;
+
+std::mt19937 generator(1);
+
+void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  std::printf("FAILED on %s: %s\n", kernels().name, what.c_str());
+  std::exit(1);
+}
+
+std::vector<uint8_t> random_bytes(size_t count) {
+  std::vector<uint8_t> bytes(count);
+  for (auto& byte : bytes) byte = static_cast<uint8_t>(generator());
+  return bytes;
+}
+
+std::vector<float> random_floats(size_t count, float size = 1.f) {
+  std::normal_distribution<float> normal(0.f, size);
+  std::vector<float> values(count);
+  for (auto& value : values) value = normal(generator);
+  return values;
+}
+
+const uint8_t* as_bytes(const std::vector<float>& values) {
+  return reinterpret_cast<const uint8_t*>(values.data());
+}
+
+MatrixPtr random_affine(int64_t rows, int64_t cols, int bits, int group) {
+  const auto values = random_bytes(static_cast<size_t>(rows * cols * bits / 8));
+  const auto scales = random_floats(static_cast<size_t>(rows * cols / group), 0.02f);
+  const auto offsets = random_floats(static_cast<size_t>(rows * cols / group), 0.02f);
+  const AffineSource source{values.data(), as_bytes(scales), as_bytes(offsets), DType::kFloat32};
+  return pack_affine(source, rows, cols, bits, group);
+}
+
+std::vector<float> apply(const Matrix& w, const std::vector<float>& x, int64_t rows, bool precise) {
+  Activations activations;
+  activations.resize(rows, w.cols, {activation_group(w, precise)});
+  std::copy_n(x.begin(), rows * w.cols, activations.row(0));
+  activations.quantize(0, rows);
+  std::vector<float> y(static_cast<size_t>(rows * w.rows));
+  run_linear({{&w, &activations, 0, rows, y.data(), w.rows}}, precise);
+  return y;
+}
+
+void check_linear(int bits, int group) {
+  const int64_t rows = 37, cols = 128, many = 19;
+  const MatrixPtr w = random_affine(rows, cols, bits, group);
+  const auto x = random_floats(static_cast<size_t>(many * cols));
+  const auto bytes = apply(*w, x, many, false), floats = apply(*w, x, many, true);
+  std::vector<float> row(static_cast<size_t>(cols));
+  double error = 0, size = 0, float_error = 0;
+  for (int64_t n = 0; n < rows; n++) {
+    w->read_row(n, row.data());
+    for (int64_t m = 0; m < many; m++) {
+      double sum = 0;
+      for (int64_t k = 0; k < cols; k++) sum += double{row[k]} * x[m * cols + k];
+      error += std::pow(bytes[m * rows + n] - sum, 2);
+      float_error = std::fmax(float_error, std::fabs(floats[m * rows + n] - sum));
+      size += sum * sum;
+    }
+  }
+  const std::string what = std::to_string(bits) + " bits, group " + std::to_string(group);
+  expect(std::sqrt(error / size) < 0.02, "linear, " + what);
+  expect(float_error < 1e-3 * std::sqrt(size / (rows * many)), "linear with floats, " + what);
+  for (const int64_t few : {1, 3, 8, 17}) {
+    const auto part = apply(*w, x, few, false);
+    expect(std::equal(part.begin(), part.end(), bytes.begin()), "batch invariance, " + what);
+  }
+}
+
+MatrixPtr random_dense(int64_t rows, int64_t cols) {
+  const auto values = random_floats(static_cast<size_t>(rows * cols), 0.1f);
+  return pack_dense(as_bytes(values), DType::kFloat32, rows, cols);
+}
+
+// A model with everything in it: windows, sinks, soft caps, experts, odd widths.
+Model random_model() {
+  Spec spec;
+  spec.hidden = 64, spec.heads = 6, spec.kv_heads = 2, spec.head_dim = 20;
+  spec.attention_scale = 0.2f, spec.attention_soft_cap = 30.f, spec.logits_soft_cap = 20.f;
+  spec.experts_per_token = 2, spec.cache_limit_bytes = 1 << 26;
+  Model model(spec);
+  Rope rope;
+  for (int i = 0; i < 10; i++) rope.frequencies.push_back(std::pow(100.f, -0.1f * i));
+  model.ropes = {rope};
+  for (int i = 0; i < 2; i++) {
+    Layer layer;
+    layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
+    layer.q_norm = layer.k_norm = std::vector<float>(20, 1.f);
+    layer.q = random_affine(120, 64, 4, 32), layer.k = random_affine(40, 64, 8, 64);
+    layer.v = random_affine(40, 64, 3, 32), layer.o = random_dense(64, 120);
+    layer.rope = 0, layer.window = i == 0 ? 9 : 0;
+    layer.sinks = random_floats(6);
+    if (i == 0) {
+      layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 2, 32);
+      layer.down = random_affine(64, 96, 5, 32);
+    } else {
+      layer.router = random_dense(5, 64);
+      for (int e = 0; e < 5; e++) {
+        layer.experts.push_back({random_affine(32, 64, 4, 64), random_affine(32, 64, 4, 64),
+                                 random_affine(64, 32, 4, 32)});
+      }
+    }
+    model.layers.push_back(layer);
+  }
+  model.embedding = model.head = random_affine(50, 64, 8, 32);
+  model.final_norm = std::vector<float>(64, 1.f);
+  return model;
+}
+
+void check_model() {
+  Model model = random_model();
+  const int length = 300;
+  std::vector<int32_t> tokens(length);
+  for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
+  std::vector<float> whole(50), piece(100);
+  model.forward({{"whole", 0, length, true}}, tokens.data(), nullptr, whole.data());
+  for (int at = 0; at < length; at += 60) {
+    // Shares its steps with a sequence that is cut back again and again.
+    std::vector<int32_t> both(tokens.begin() + at, tokens.begin() + at + 60);
+    both.insert(both.end(), {1, 2, 3});
+    model.forward({{"pieces", at, 60, true}, {"other", at == 0 ? 0 : 2, 3, true}}, both.data(),
+                  nullptr, piece.data());
+  }
+  expect(std::equal(whole.begin(), whole.end(), piece.begin()), "a model's batch invariance");
+  for (const float logit : whole) expect(std::isfinite(logit), "finite logits");
+  try {
+    model.forward({{"unknown", 5, 1, true}}, tokens.data(), nullptr, whole.data());
+    expect(false, "a cache miss is an error");
+  } catch (const CacheMissError&) {
+  }
+  model.release("whole");
+  model.release("pieces");
+  model.release("other");
+  expect(model.cache_bytes() == 0, "pages are given back");
+}
+
+}  // namespace
+
+int main() {
+  for (const std::string& isa : exo::runnable_kernels()) {
+    exo::choose_kernels(isa);
+    for (const int threads : {1, 3}) {
+      exo::thread_pool().set_threads(threads);
+      for (const int bits : {2, 3, 4, 5, 6, 8}) {
+        for (const int group : {32, 64, 128}) check_linear(bits, group);
+      }
+      check_model();
+    }
+    std::printf("%s: right\n", isa.c_str());
+  }
+  return 0;
+}

@@ -1,0 +1,51 @@
+"""native/kernel_check.cpp, built with sanitizers and for a processor that is emulated."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[3] / "exo/inference/cpu/native"
+CMAKE = Path(sys.executable).parent / "cmake"
+NINJA = Path(sys.executable).parent / "ninja"
+
+
+def build(folder: Path, *options: str) -> Path:
+    """The check, configured with CMake options."""
+    configure = [CMAKE, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}", "-S", NATIVE, "-B", folder]
+    options = ("EXO_PYTHON_MODULE=OFF", "EXO_KERNEL_CHECK=ON", *options)
+    run([*map(str, configure), *(f"-D{option}" for option in options)])
+    run([str(NINJA), "-C", str(folder)])
+    return folder / "kernel_check"
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}:\n{(done.stdout + done.stderr)[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("gcc's and clang's sanitizers of Linux")
+    check = build(tmp_path, "EXO_SANITIZE=ON", "EXO_ISAS=portable;amx_emulated;neon")
+    assert "portable: right" in run([str(check)])
+
+
+@pytest.mark.timeout(600)
+def test_the_kernels_for_arm_are_right_where_one_is_emulated(tmp_path: Path) -> None:
+    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+    if not compiler or not emulator:
+        pytest.skip("needs g++-aarch64-linux-gnu and qemu-user")
+    check = build(
+        tmp_path,
+        "CMAKE_SYSTEM_NAME=Linux",
+        "CMAKE_SYSTEM_PROCESSOR=aarch64",
+        f"CMAKE_CXX_COMPILER={compiler}",
+        "CMAKE_EXE_LINKER_FLAGS=-static",
+        "EXO_ISAS=neon;i8mm",
+    )
+    assert run([emulator, str(check)]) == "i8mm: right\nneon: right\n"
