@@ -48,17 +48,9 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def _zig() -> list[str]:
-    if has_compiler() or platform.system() != "Linux":
-        return []
-    # Only a wheel: it is the compiler itself.
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    with tempfile.TemporaryDirectory() as folder:
-        got = subprocess.run([*pip, "--dest", folder, "ziglang"], capture_output=True, check=False)
-    if got.returncode == 0:
-        return ["ziglang"]
-    if shutil.which("uv"):
-        return ["ziglang"]
-    return []
+    """A compiler as a requirement of the build, where there is none and PyPI has one."""
+    known = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64")
+    return ["ziglang"] if known and not has_compiler() else []
 
 
 def build_wheel(

@@ -39,20 +39,34 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
   return r;
 }
 
-bool has_avxvnni() {
-  return __builtin_cpu_supports("avx2") && cpuid(0, 0).eax >= 7 && cpuid(7, 0).eax >= 1 &&
-         (cpuid(7, 1).eax >> 4 & 1) != 0;
+// Asked of the processor itself: not every compiler's runtime fills __builtin_cpu_supports.
+// Bits: Intel 64 and IA-32 Architectures Software Developer's Manual, CPUID.
+bool bit(uint32_t word, int index) { return (word >> index & 1) != 0; }
+
+// Whether the system saves the registers whose bits of XCR0 are in `mask`.
+bool system_saves(uint32_t mask) {
+  if (!bit(cpuid(1, 0).ecx, 27)) return false;  // XGETBV
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & mask) == mask;
 }
+
+Registers extended_features() { return cpuid(0, 0).eax >= 7 ? cpuid(7, 0) : Registers{0, 0, 0, 0}; }
 
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         (cpuid(1, 0).ecx >> 29 & 1) != 0;  // F16C
+  const Registers basic = cpuid(1, 0);
+  const bool fma_and_f16c = bit(basic.ecx, 12) && bit(basic.ecx, 29);
+  return system_saves(0x6) && fma_and_f16c && bit(extended_features().ebx, 5);
 }
 
+bool has_avxvnni() { return has_avx2() && extended_features().eax >= 1 && bit(cpuid(7, 1).eax, 4); }
+
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
+  const Registers found = extended_features();
+  const bool f_dq_bw_vl =
+      bit(found.ebx, 16) && bit(found.ebx, 17) && bit(found.ebx, 30) && bit(found.ebx, 31);
+  const bool vnni = bit(found.ecx, 11);
+  return has_avx2() && system_saves(0xe6) && f_dq_bw_vl && vnni;
 }
 
 // AMX's state is large, so Linux gives it only to a process that asks.
@@ -60,9 +74,10 @@ bool has_avx512() {
 bool has_amx() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  const uint32_t features = cpuid(0, 0).eax >= 7 ? cpuid(7, 0).edx : 0;
-  const bool tiles = (features >> 24 & 1) != 0 && (features >> 25 & 1) != 0;
-  return tiles && has_avx512() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  const uint32_t features = extended_features().edx;
+  const bool tiles_and_int8 = bit(features, 24) && bit(features, 25);
+  return tiles_and_int8 && has_avx512() &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif

@@ -1,0 +1,88 @@
+"""`exo bench` as people and programs run it: on an engine, on its own nodes, on a running one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import cluster
+
+MODEL = "smollm2-135m"
+SHORT = ("--prefill", "16", "--decode", "8", "--batch", "2", "--repetitions", "1")
+
+
+def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "exo.cli.main", "bench", *arguments]
+    environment = os.environ | {"EXO_HOME": str(home), "DEBUG": "0"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=120
+    )
+
+
+def results(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["machine"]["usable_cores"] >= 1
+    return printed["results"]
+
+
+def speeds(rows: list[dict]) -> list[tuple]:
+    measured = [row for row in rows if "tok_s" in row]
+    assert all(0 < row["min"] <= row["tok_s"] <= row["max"] for row in measured)
+    return [(r["test"], r["n_tokens"], r["context"], r["batch"], r["threads"]) for r in measured]
+
+
+def test_an_engine_here(exo_home: Path) -> None:
+    rows = results(bench(exo_home, MODEL, "--json", "--threads", "1", *SHORT))
+    assert speeds(rows) == [
+        ("prefill", 16, 0, 1, 1),
+        ("decode", 48, 8, 1, 1),
+        ("decode", 48, 8, 2, 1),
+    ]
+    assert {row["test"] for row in rows} >= {"load", "bandwidth"}
+
+
+def test_a_table_for_people(exo_home: Path) -> None:
+    done = bench(exo_home, *SHORT)
+    assert done.returncode == 0, done.stderr
+    for word in ("prefill", "decode", "tok/s", "loaded in", "GB/s"):
+        assert word in done.stdout
+
+
+def test_nodes_on_this_machine(exo_home: Path) -> None:
+    rows = results(bench(exo_home, MODEL, "--json", "--ring", "2", "--threads", "1", *SHORT))
+    assert {row["nodes"] for row in rows if "tok_s" in row} == {2}
+    [hop] = [row for row in rows if row["test"] == "hop"]
+    assert hop["seconds"] < 0.1
+
+
+async def test_a_running_node(exo_home: Path, tmp_path: Path) -> None:
+    async with cluster(tmp_path, exo_home) as c:
+        node = c.add("n0", engine="auto", DEBUG="1")
+        await c.together()
+        port = ("--chatgpt-api-port", str(node.api_port))
+        rows = results(bench(exo_home, MODEL, "--json", "--running", *port, *SHORT))
+    assert len(speeds(rows)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--prefill", "12,x"), "not a list of numbers"),
+        (("--threads", "0"), "not a positive number"),
+        (("--running", "--chatgpt-api-port", "1"), "no exo node answers on port 1"),
+        (("no-such-model",), "no-such-model"),
+        (("--ring", "2", "--running"), "not allowed with"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(
+    arguments: tuple[str, ...], says: str, exo_home: Path
+) -> None:
+    done = bench(exo_home, *arguments)
+    assert done.returncode != 0
+    assert says in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
