@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,3 +30,13 @@ def exo_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["EXO_HOME"]
     else:
         os.environ["EXO_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def checkpoint(exo_home: Path) -> Path:
+    """The default model, real weights."""
+    from exo.download.store import ModelStore, default_sources
+
+    models = exo_home / "models"
+    store = ModelStore(models, default_sources(models))
+    return asyncio.run(store.ensure("smollm2-135m", lambda progress: None))

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -51,7 +52,7 @@ def bench(args: argparse.Namespace) -> int:
     threads = args.threads or usable_cores()
     found = asyncio.run(_collect(args, plan, threads))
     if args.json:
-        print(json.dumps({"machine": _machine(), "model": _model(args), "results": found}))  # noqa: T201
+        print(json.dumps(_as_json(_model(args), found)))  # noqa: T201
     else:
         _print_table(found)
     return 0
@@ -243,7 +244,7 @@ async def _nodes(args: argparse.Namespace, count: int, threads: int) -> AsyncIte
                 command += ["--chatgpt-api-port", str(ports[i]), "--threads", str(threads)]
                 command += ["--inference-engine", args.inference_engine]
                 command += ["--precise"] if args.precise else []
-                stack.enter_context(_process(command, logs[i]))
+                stack.enter_context(_process(command, logs[i], _cores_of(i, count, threads)))
             urls = [f"http://127.0.0.1:{port}" for port in ports]
             try:
                 for url in urls:
@@ -262,11 +263,22 @@ def _share(count: int) -> int:
     return probe().memory_available_bytes * 8 // 10 // count
 
 
+def _cores_of(node: int, count: int, threads: int) -> set[int]:
+    """Cores of its own for each node, as a machine of its own would have; empty: not enough."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    cores = sorted(os.sched_getaffinity(0))
+    mine = cores[node * threads : (node + 1) * threads]
+    return set(mine) if len(cores) >= count * threads else set()
+
+
 @contextlib.contextmanager
-def _process(command: list[str], log: Path) -> Iterator[None]:
+def _process(command: list[str], log: Path, cores: set[int]) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     try:
+        if cores:
+            os.sched_setaffinity(process.pid, cores)
         yield
     finally:
         process.terminate()
@@ -313,6 +325,15 @@ def _machine() -> dict[str, Any]:
 
         found["kernels"] = native.isa()
     return found
+
+
+def _as_json(model: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Speeds under "results"; load, first_token, bandwidth and hop by their names."""
+    others = {r["test"]: {k: v for k, v in r.items() if k != "test"} for r in found}
+    speeds = [r for r in found if "tok_s" in r]
+    for r in speeds:
+        others.pop(r["test"], None)
+    return {"machine": _machine(), "model": model, "results": speeds, **others}
 
 
 def _describe(result: dict[str, Any]) -> str:

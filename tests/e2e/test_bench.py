@@ -23,27 +23,27 @@ def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def results(done: subprocess.CompletedProcess[str]) -> list[dict]:
+def found(done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["machine"]["usable_cores"] >= 1
-    return printed["results"]
+    return printed
 
 
-def speeds(rows: list[dict]) -> list[tuple]:
-    measured = [row for row in rows if "tok_s" in row]
+def speeds(printed: dict) -> list[tuple]:
+    measured = printed["results"]
     assert all(0 < row["min"] <= row["tok_s"] <= row["max"] for row in measured)
     return [(r["test"], r["n_tokens"], r["context"], r["batch"], r["threads"]) for r in measured]
 
 
 def test_an_engine_here(exo_home: Path) -> None:
-    rows = results(bench(exo_home, MODEL, "--json", "--threads", "1", *SHORT))
-    assert speeds(rows) == [
+    printed = found(bench(exo_home, MODEL, "--json", "--threads", "1", *SHORT))
+    assert speeds(printed) == [
         ("prefill", 16, 0, 1, 1),
         ("decode", 48, 8, 1, 1),
         ("decode", 48, 8, 2, 1),
     ]
-    assert {row["test"] for row in rows} >= {"load", "bandwidth"}
+    assert printed["load"]["seconds"] > 0 and printed["bandwidth"]["decode_gb_s"] > 0
 
 
 def test_a_table_for_people(exo_home: Path) -> None:
@@ -54,10 +54,9 @@ def test_a_table_for_people(exo_home: Path) -> None:
 
 
 def test_nodes_on_this_machine(exo_home: Path) -> None:
-    rows = results(bench(exo_home, MODEL, "--json", "--ring", "2", "--threads", "1", *SHORT))
-    assert {row["nodes"] for row in rows if "tok_s" in row} == {2}
-    [hop] = [row for row in rows if row["test"] == "hop"]
-    assert hop["seconds"] < 0.1
+    printed = found(bench(exo_home, MODEL, "--json", "--ring", "2", "--threads", "1", *SHORT))
+    assert {row["nodes"] for row in printed["results"]} == {2}
+    assert printed["hop"]["nodes"] == 2
 
 
 async def test_a_running_node(exo_home: Path, tmp_path: Path) -> None:
@@ -65,8 +64,8 @@ async def test_a_running_node(exo_home: Path, tmp_path: Path) -> None:
         node = c.add("n0", engine="auto", DEBUG="1")
         await c.together()
         port = ("--chatgpt-api-port", str(node.api_port))
-        rows = results(bench(exo_home, MODEL, "--json", "--running", *port, *SHORT))
-    assert len(speeds(rows)) == 3
+        printed = found(bench(exo_home, MODEL, "--json", "--running", *port, *SHORT))
+    assert len(speeds(printed)) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ the same answers through rings of cpu nodes and of a cpu and an MLX node."""
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from cluster import cluster
 from tokenizers import Tokenizer
 
-from exo.download.store import ModelStore, default_sources
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
 from exo.inference.mlx.engine import MLXEngine
@@ -28,13 +26,6 @@ TOKENS, PIECE = 2000, 250
 
 LAYERS = 30
 GREEDY = SamplingParams(temperature=0)
-
-
-@pytest.fixture(scope="session")
-def checkpoint(exo_home: Path) -> Path:
-    models = exo_home / "models"
-    store = ModelStore(models, default_sources(models))
-    return asyncio.run(store.ensure(MODEL, lambda progress: None))
 
 
 @pytest.fixture(scope="session")

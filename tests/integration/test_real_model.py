@@ -13,19 +13,11 @@ from cluster import Cluster, cluster
 from mlx_lm import load as load_with_mlx_lm
 from mlx_lm.generate import generate_step
 
-from exo.download.store import ModelStore, default_sources
 from exo.models.tokenizer import HFTokenizer
 
 MODEL = "smollm2-135m"
 GOLDEN = Path(__file__).parent / "smollm2_golden.json"
 LIVE = 2  # so many of the prompts run through plain mlx-lm in the test itself: it is slow
-
-
-@pytest.fixture(scope="session")
-def checkpoint(exo_home: Path) -> Path:
-    models = exo_home / "models"
-    store = ModelStore(models, default_sources(models))
-    return asyncio.run(store.ensure(MODEL, lambda progress: None))
 
 
 @pytest.fixture(scope="session")

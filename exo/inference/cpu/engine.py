@@ -29,6 +29,10 @@ CACHE_MEMORY_SHARE = 0.5
 """Share of the memory free after a shard is loaded that its KV cache may take."""
 
 
+def _free_for_the_cache() -> int:
+    return int(psutil.virtual_memory().available * CACHE_MEMORY_SHARE)
+
+
 class CPUEngine(InferenceEngine):
     """A step is one call into C++, which computes on `threads` threads with the GIL released.
 
@@ -71,14 +75,13 @@ class CPUEngine(InferenceEngine):
                 self._mlx.load_shard(shard, path, on_progress)
                 self._on_mlx.add(shard)
                 return
-        free = psutil.virtual_memory().available
         try:
             self._models[shard] = self._checkpoints[shard.model_id].build(
                 shard.start_layer,
                 shard.end_layer,
                 on_progress,
                 precise=self._precise,
-                cache_limit_bytes=int(free * CACHE_MEMORY_SHARE),
+                cache_limit=_free_for_the_cache,
             )
         finally:
             self._forget_unused(shard.model_id)

@@ -79,10 +79,11 @@ class CheckpointModel:
         on_progress: Callable[[int, int], None],
         *,
         precise: bool,
-        cache_limit_bytes: int,
+        cache_limit: Callable[[], int],
     ) -> native.Model:
         """The shard of layers [start, end), reading and packing what is not in memory yet.
-        `on_progress` is called with (bytes read, bytes to read)."""
+        `on_progress` is called with (bytes read, bytes to read); `cache_limit`, when all is in
+        memory, gives the bytes that the KV cache may grow to."""
         arch = self.architecture
         with Checkpoint(self._path) as checkpoint:
             total, done = self._missing_bytes(checkpoint, start, end), 0
@@ -102,7 +103,7 @@ class CheckpointModel:
             for module in self._outer_modules(start, end):
                 if module not in self._matrices:
                     self._matrices[module] = packer.matrix(module)
-            model = native.Model(self._spec(precise, cache_limit_bytes))
+            model = native.Model(self._spec(precise, cache_limit()))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:

@@ -38,7 +38,7 @@ def model_of(folder: Path, precise: bool) -> native.Model:
         checkpoint.architecture.n_layers,
         lambda done, total: None,
         precise=precise,
-        cache_limit_bytes=1 << 30,
+        cache_limit=lambda: 1 << 30,
     )
 
 
