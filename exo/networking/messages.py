@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,9 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
     )
 
 
+# Every step of a sequence carries the same parameters, and between two steps the weights have
+# driven all this out of the processor's caches: it is done once, not once a token.
+@lru_cache(maxsize=256)
 def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
     return pb.Sampling(
         temperature=params.temperature,
@@ -207,6 +211,12 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
 
 
 def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
+    return _sampling_from_bytes(message.SerializeToString(deterministic=True))
+
+
+@lru_cache(maxsize=256)
+def _sampling_from_bytes(wire: bytes) -> SamplingParams:
+    message = pb.Sampling.FromString(wire)
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,

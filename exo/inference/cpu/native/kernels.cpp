@@ -165,8 +165,10 @@ const KernelTable* choose(const std::string& wanted) {
 }
 
 const KernelTable*& chosen() {
-  const char* wanted = std::getenv("EXO_CPU_ISA");
-  static const KernelTable* table = choose(wanted == nullptr ? "" : wanted);
+  static const KernelTable* table = [] {
+    const char* wanted = std::getenv("EXO_CPU_ISA");
+    return choose(wanted == nullptr ? "" : wanted);
+  }();
   return table;
 }
 
