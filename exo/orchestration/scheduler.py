@@ -30,7 +30,7 @@ PREFILL_CHUNK = 256
 """Tokens of a prompt in one step. Larger fills a device better; smaller lets running answers go on
 sooner and keeps hidden states on the wire small."""
 
-RING_PREFILL_CHUNK = 64
+RING_PREFILL_CHUNK = 32
 """The same where the plan has several members, who work on different chunks at once: a prompt of n
 chunks keeps m members busy n / (n + m - 1) of the time."""
 
