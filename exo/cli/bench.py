@@ -92,24 +92,14 @@ async def _measure_engine(
             if measured.test == "decode" and measured.batch == 1:
                 decode_tok_s = max(decode_tok_s, measured.tok_s)
             yield measured.to_json()
-        for n in plan.prefill:
-            if n == 512:
-                yield await _first_token(benchmark, threads)
+            if measured.test == "prefill" and measured.n_tokens == 512:
+                # A prefill ends with a sampled token.
+                seconds = measured.n_tokens / measured.tok_s
+                yield {"test": "first_token", "n_tokens": 512, "seconds": seconds}
         if engine.name == "cpu" and not why_not():
             yield _bandwidth(decode_tok_s, loaded["checkpoint_bytes"], path, threads)
     finally:
         await engine.close()
-
-
-async def _first_token(benchmark: EngineBenchmark, threads: int) -> dict[str, Any]:
-    async for measured in benchmark.run(Plan((512,), (), (), 3)):
-        return {
-            "test": "first_token",
-            "n_tokens": 512,
-            "threads": threads,
-            "seconds": 512 / measured.tok_s,
-        }
-    raise EngineFailed("nothing was measured")
 
 
 def _bandwidth(
@@ -178,15 +168,16 @@ async def _measure_ring(
 async def _hop(args: argparse.Namespace, plan: Plan, threads: int, step_s: float) -> dict[str, Any]:
     """What a step takes beyond one engine's arithmetic, for each link of the ring."""
     only = Plan((), plan.decode[:1], (1,), plan.repetitions)
-    async for result in _measure_engine(args, only, threads):
-        if result["test"] == "decode":
-            alone_s = 1 / result["tok_s"]
-            return {
-                "test": "hop",
-                "nodes": args.ring,
-                "threads": threads,
-                "seconds": (step_s - alone_s) / args.ring,
-            }
+    async with contextlib.aclosing(_measure_engine(args, only, threads)) as results:
+        async for result in results:
+            if result["test"] == "decode":
+                alone_s = 1 / result["tok_s"]
+                return {
+                    "test": "hop",
+                    "nodes": args.ring,
+                    "threads": threads,
+                    "seconds": (step_s - alone_s) / args.ring,
+                }
     raise EngineFailed("nothing was measured")
 
 

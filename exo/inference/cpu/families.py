@@ -91,11 +91,13 @@ def _llama_rope(config: Config, layer: int) -> RopeTable | None:
 
 @dataclass(frozen=True)
 class Family:
-    """`tied` is whether the head is the embedding where the config does not say; None: the head is
-    the embedding where the checkpoint has no lm_head. `scales` overrides fields of Architecture."""
+    """`tied` is whether the head is the embedding; with `tied_by_config` only where the config does
+    not say; None: where the checkpoint has no lm_head. `scales` overrides fields of Architecture.
+    `head_dim` stands in for a config without one; 0: hidden size over heads."""
 
     tied: bool | None = True
-    always_tied: bool = False
+    tied_by_config: bool = True
+    head_dim: int = 0
     activation: str = "SILU"
     norms: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NORMS)
     norm_offset: float = 0.0
@@ -127,7 +129,7 @@ def _gpt_oss_window(config: Config, layer: int) -> int:
 
 def _gpt_oss_rope(config: Config, layer: int) -> RopeTable:
     return rope_table(
-        config.get("head_dim", 64), config.get("rope_theta", 150000), config.get("rope_scaling")
+        _head_dim(config), config.get("rope_theta", 150000), config.get("rope_scaling")
     )
 
 
@@ -185,7 +187,7 @@ def _gemma3_slides(config: Config, layer: int) -> bool:
 
 
 def _gemma3_rope(config: Config, layer: int) -> RopeTable:
-    head_dim = config.get("head_dim", 256)
+    head_dim = _head_dim(config)
     if _gemma3_slides(config, layer):
         return rope_table(head_dim, config.get("rope_local_base_freq", 10000.0))
     return rope_table(
@@ -245,14 +247,14 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(rope=_smollm3_rope, window=_typed_window),
     "phi3": Family(tied=False, fused=True, rope=_phi3_rope, explicit_head_dim=False),
     "gemma": Family(
-        always_tied=True,
+        tied_by_config=False,
         activation="GELU",
         norm_offset=1.0,
         rope=_plain_rope,
         scales=_gemma_scales,
     ),
     "gemma2": Family(
-        always_tied=True,
+        tied_by_config=False,
         activation="GELU_TANH",
         norms=_SANDWICH_NORMS,
         norm_offset=1.0,
@@ -261,6 +263,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma3_text": Family(
         tied=None,
+        tied_by_config=False,
+        head_dim=256,
         activation="GELU_TANH",
         norms=_SANDWICH_NORMS,
         norm_offset=1.0,
@@ -277,6 +281,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gpt_oss": Family(
         tied=False,
+        tied_by_config=False,
+        head_dim=64,
         activation="CLAMPED_SWIGLU",
         sinks=True,
         rope=_gpt_oss_rope,
@@ -336,15 +342,13 @@ def architecture(config: Config) -> Architecture:
 def _read(config: Config, family: Family) -> Architecture:
     n_layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
-    own = config if family.explicit_head_dim else {**config, "head_dim": None}
+    own = {**config, "head_dim": config.get("head_dim") or family.head_dim}
+    if not family.explicit_head_dim:
+        own["head_dim"] = None
     head_dim = _head_dim(own)
-    if config["model_type"] in ("gemma3_text", "gpt_oss"):
-        head_dim = int(config.get("head_dim", head_dim))
-    tied = True if family.always_tied else family.tied
-    if tied is not None and not family.always_tied:
+    tied = family.tied
+    if family.tied_by_config:
         tied = bool(config.get("tie_word_embeddings", tied))
-    if config["model_type"] == "gpt_oss":
-        tied = False
     values: dict[str, Any] = {
         "attention_scale": head_dim**-0.5,
         **family.scales(config),

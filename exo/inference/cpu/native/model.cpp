@@ -126,18 +126,23 @@ void Model::add_residual(float* row, float* y, const std::vector<float>& norm) c
   k.add_scaled(row, y, spec_.residual_scale, spec_.hidden);
 }
 
-void Model::attention(const Layer& layer, int index) {
+void Model::norm_rows(const std::vector<float>& norm, const std::vector<int>& groups) {
   const KernelTable& k = kernels();
-  const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd, kv_width = spec_.kv_heads * hd;
-  normed_.resize(rows_, spec_.hidden, groups_of({layer.q.get(), layer.k.get(), layer.v.get()}));
+  normed_.resize(rows_, spec_.hidden, groups);
   each_row(rows_, [&](int64_t i) {
-    if (layer.attention_norm.empty()) {
+    if (norm.empty()) {
       std::memcpy(normed_.row(i), x(i), at_least(spec_.hidden) * sizeof(float));
     } else {
-      k.rms_norm(x(i), layer.attention_norm.data(), normed_.row(i), spec_.hidden, spec_.norm_eps);
+      k.rms_norm(x(i), norm.data(), normed_.row(i), spec_.hidden, spec_.norm_eps);
     }
     normed_.quantize(i, 1);
   });
+}
+
+void Model::attention(const Layer& layer, int index) {
+  const KernelTable& k = kernels();
+  const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd, kv_width = spec_.kv_heads * hd;
+  norm_rows(layer.attention_norm, groups_of({layer.q.get(), layer.k.get(), layer.v.get()}));
   grow(q_, rows_ * q_width);
   grow(k_, rows_ * kv_width);
   grow(v_, rows_ * kv_width);
@@ -310,15 +315,7 @@ void Model::attend(const Layer& layer, int index) {
 void Model::mlp(const Layer& layer) {
   const KernelTable& k = kernels();
   const int64_t width = layer.gate->rows;
-  normed_.resize(rows_, spec_.hidden, groups_of({layer.gate.get(), layer.up.get()}));
-  each_row(rows_, [&](int64_t i) {
-    if (layer.mlp_norm.empty()) {
-      std::memcpy(normed_.row(i), x(i), at_least(spec_.hidden) * sizeof(float));
-    } else {
-      k.rms_norm(x(i), layer.mlp_norm.data(), normed_.row(i), spec_.hidden, spec_.norm_eps);
-    }
-    normed_.quantize(i, 1);
-  });
+  norm_rows(layer.mlp_norm, groups_of({layer.gate.get(), layer.up.get()}));
   gated_.resize(rows_, width, groups_of({layer.down.get()}));
   grow(up_, rows_ * width);
   run_linear({{layer.gate.get(), &normed_, 0, rows_, gated_.row(0), width},
@@ -340,11 +337,7 @@ void Model::experts(const Layer& layer) {
   const Expert& any = layer.experts.front();
   const int64_t count = static_cast<int64_t>(layer.experts.size()), width = any.gate->rows;
   const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
-  normed_.resize(rows_, hidden, groups_of({any.gate.get(), any.up.get()}));
-  each_row(rows_, [&](int64_t i) {
-    k.rms_norm(x(i), layer.mlp_norm.data(), normed_.row(i), hidden, spec_.norm_eps);
-    normed_.quantize(i, 1);
-  });
+  norm_rows(layer.mlp_norm, groups_of({any.gate.get(), any.up.get()}));
   // The router reads float activations: a rounding there would choose other experts.
   grow(router_out_, rows_ * count);
   run_linear({{layer.router.get(), &normed_, 0, rows_, router_out_.data(), count}}, true);

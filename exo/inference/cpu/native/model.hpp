@@ -96,6 +96,8 @@ class Model {
 
   void prepare(const std::vector<Slice>& slices);
   void embed(const int32_t* tokens);
+  // The rows of x, normed (an empty norm leaves them) and quantized for `groups`, into normed_.
+  void norm_rows(const std::vector<float>& norm, const std::vector<int>& groups);
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
   void mlp(const Layer& layer);

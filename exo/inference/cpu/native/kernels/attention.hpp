@@ -192,6 +192,19 @@ inline void normalize(float* out, const Partial& partial, int head_dim) {
   for (int d = 0; d < head_dim; d++) out[d] *= inverse;
 }
 
+// Calls put(i, values[i] as float16).
+template <typename Put>
+EXO_INLINE void each_half(const float* values, int count, const Put& put) {
+  for (int i = 0; i < count; i += W) {
+    float lanes[W] = {};
+    uint16_t halves[W];
+    const int n = count - i < W ? count - i : W;
+    std::memcpy(lanes, values + i, static_cast<size_t>(n) * 4);
+    store_f16(halves, load(lanes));
+    for (int lane = 0; lane < n; lane++) put(i + lane, halves[lane]);
+  }
+}
+
 inline void store_key(const float* key, uint8_t* keys, int slot, int head_dim, DType dtype) {
   const int64_t block = slot / kKeyBlock * kKeyBlock * head_dim + slot % kKeyBlock;
   if (dtype == DType::kFloat32) {
@@ -200,14 +213,7 @@ inline void store_key(const float* key, uint8_t* keys, int slot, int head_dim, D
     return;
   }
   uint16_t* out = reinterpret_cast<uint16_t*>(keys) + block;
-  for (int d = 0; d < head_dim; d += W) {
-    float lanes[W] = {};
-    uint16_t halves[W];
-    const int n = head_dim - d < W ? head_dim - d : W;
-    std::memcpy(lanes, key + d, static_cast<size_t>(n) * 4);
-    store_f16(halves, load(lanes));
-    for (int i = 0; i < n; i++) out[(d + i) * kKeyBlock] = halves[i];
-  }
+  each_half(key, head_dim, [&](int d, uint16_t half) { out[d * kKeyBlock] = half; });
 }
 
 inline void store_value(const float* value, uint8_t* values, int slot, int head_dim, DType dtype) {
@@ -217,14 +223,7 @@ inline void store_value(const float* value, uint8_t* values, int slot, int head_
     return;
   }
   uint16_t* out = reinterpret_cast<uint16_t*>(values) + static_cast<int64_t>(slot) * head_dim;
-  for (int d = 0; d < head_dim; d += W) {
-    float lanes[W] = {};
-    uint16_t halves[W];
-    const int n = head_dim - d < W ? head_dim - d : W;
-    std::memcpy(lanes, value + d, static_cast<size_t>(n) * 4);
-    store_f16(halves, load(lanes));
-    std::memcpy(out + d, halves, static_cast<size_t>(n) * 2);
-  }
+  each_half(value, head_dim, [&](int d, uint16_t half) { out[d] = half; });
 }
 
 }  // namespace exo::EXO_ISA

@@ -14,7 +14,7 @@
 
 namespace exo::EXO_ISA {
 
-// Calls use(std::integral_constant slab, Bytes) for the 8 slabs of a unit (matrix.hpp).
+// Calls use(slab, Bytes) for the 8 slabs of a unit (matrix.hpp).
 template <int BITS, typename Use>
 EXO_INLINE void decode_unit(const uint8_t* unit, const Use& use) {
   using Bytes = Ops::Bytes;
