@@ -104,6 +104,13 @@ class Checkpoint:
         whole = np.frombuffer(self._map(file), np.uint8)
         return Tensor(name, dtype, shape, whole[offset : offset + size])
 
+    def read_ahead(self, name: str) -> None:
+        """Have the system read a tensor from disk meanwhile."""
+        file, offset, size, _, _ = self._entries[name]
+        begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_WILLNEED"):
+            self._map(file).madvise(mmap.MADV_WILLNEED, begin, offset + size - begin)
+
     def give_back(self, name: str) -> None:
         """Let go of the file pages a tensor was read through."""
         file, offset, size, _, _ = self._entries[name]

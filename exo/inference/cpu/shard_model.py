@@ -95,11 +95,14 @@ class CheckpointModel:
                 on_progress(done, total)
 
             packer = _Packer(checkpoint, self._quantization, arch, on_bytes)
-            for index in range(start, end):
-                if index not in self._layers:
-                    rope = arch.ropes[index]
-                    place = -1 if rope is None else self._ropes.index(rope)
-                    self._layers[index] = packer.layer(index, place)
+            missing = [index for index in range(start, end) if index not in self._layers]
+            for position, index in enumerate(missing):
+                for following in missing[position + 1 : position + 2]:
+                    for name in self._tensors_of_layer(checkpoint, following):
+                        checkpoint.read_ahead(name)
+                rope = arch.ropes[index]
+                place = -1 if rope is None else self._ropes.index(rope)
+                self._layers[index] = packer.layer(index, place)
             for module in self._outer_modules(start, end):
                 if module not in self._matrices:
                     self._matrices[module] = packer.matrix(module)

@@ -17,7 +17,7 @@ inline constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 
 
 float to_float(const void* values, DType dtype, int64_t index);
 
-// 64-byte aligned memory straight from the kernel, in huge pages where it grants them.
+// Zeroed memory straight from the kernel, aligned to pages, in huge ones where it grants them.
 class Buffer {
  public:
   Buffer() = default;
@@ -32,6 +32,8 @@ class Buffer {
   int64_t bytes() const { return bytes_; }
 
  private:
+  class Region;
+  std::shared_ptr<Region> region_;
   uint8_t* data_ = nullptr;
   int64_t bytes_ = 0;
 };

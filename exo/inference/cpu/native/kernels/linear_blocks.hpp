@@ -109,8 +109,9 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const Quanti
     for (int s = 0; s < kSums; s++) sum[m][s] = fine_sum[m][s] = Ops::zero_int();
   }
   for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS) {
-    // While several rows keep the arithmetic busy, the lines after next are on their way.
-    if constexpr (M > 1) {
+    // While several rows keep the arithmetic busy, the lines after next are on their way; with one
+    // or two the processor's own prefetcher does better.
+    if constexpr (M > 2) {
       for (int line = 0; line < BITS; line++) __builtin_prefetch(p + kPrefetch + 64 * line);
     }
     decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
