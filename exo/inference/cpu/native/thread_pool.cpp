@@ -39,8 +39,9 @@ void ThreadPool::set_threads(int count) {
   std::lock_guard lock(one_job_);
   stop();
   threads_ = std::max(1, count);
+  tickets_ = std::vector<Ticket>(static_cast<size_t>(threads_));
   stopping_ = false;
-  for (int i = 1; i < threads_; i++) workers_.emplace_back([this] { serve(); });
+  for (int i = 1; i < threads_; i++) workers_.emplace_back([this, i] { serve(i); });
 }
 
 void ThreadPool::stop() {
@@ -51,44 +52,59 @@ void ThreadPool::stop() {
   workers_.clear();
 }
 
+int64_t ThreadPool::share_begin(int owner) const {
+  return count_.load(std::memory_order_relaxed) * owner / threads_;
+}
+
 void ThreadPool::share(int64_t count, Call call, const void* context) {
   std::lock_guard lock(one_job_);
-  const uint32_t generation = generation_.load() + 1;
+  const uint64_t generation = generation_.load() + 1;
   // Closed while it changes: a late worker of the job before must not claim with the new count.
-  ticket_.store(static_cast<uint64_t>(generation) << 32 | 0xffffffff, std::memory_order_seq_cst);
+  for (Ticket& ticket : tickets_) {
+    ticket.value.store(generation << 32 | 0xffffffff, std::memory_order_seq_cst);
+  }
   call_ = call;
   context_ = context;
   count_.store(count, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
-  ticket_.store(static_cast<uint64_t>(generation) << 32, std::memory_order_release);
-  generation_.store(generation);
+  for (int i = 0; i < threads_; i++) {
+    const uint64_t begin = static_cast<uint64_t>(share_begin(i));
+    tickets_[static_cast<size_t>(i)].value.store(generation << 32 | begin,
+                                                 std::memory_order_release);
+  }
+  generation_.store(static_cast<uint32_t>(generation));
   if (sleepers_.load() > 0) generation_.notify_all();
-  claim(generation);
+  claim(0, static_cast<uint32_t>(generation));
   // A worker that holds an index may have lost its processor.
   for (int pauses = 0; done_.load(std::memory_order_acquire) < count; pauses++) {
     pauses < 10 * kPauses ? relax() : std::this_thread::yield();
   }
 }
 
-void ThreadPool::claim(uint32_t generation) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+void ThreadPool::claim(int index, uint32_t generation) {
+  for (int i = 0; i < threads_; i++) claim_from((index + i) % threads_, generation);
+}
+
+void ThreadPool::claim_from(int owner, uint32_t generation) {
+  std::atomic<uint64_t>& shared = tickets_[static_cast<size_t>(owner)].value;
+  uint64_t ticket = shared.load(std::memory_order_acquire);
   // While the generation is this one the job cannot end without its last index being counted in
   // `done_`, so `call_`, `context_` and `count_` are those of this job once an index is claimed.
   for (;;) {
     if (ticket >> 32 != generation) return;
     const int64_t index = static_cast<int64_t>(ticket & 0xffffffff);
-    if (index >= count_.load(std::memory_order_relaxed)) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+    if (index >= share_begin(owner + 1)) return;
+    if (!shared.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
     call_(context_, index);
     done_.fetch_add(1, std::memory_order_acq_rel);
-    ticket = ticket_.load(std::memory_order_acquire);
+    ticket = shared.load(std::memory_order_acquire);
   }
 }
 
-void ThreadPool::serve() {
+void ThreadPool::serve(int index) {
   uint32_t seen = generation_.load();
   while (!stopping_) {
-    claim(seen);
+    claim(index, seen);
     const auto changed = [&] { return generation_.load(std::memory_order_acquire) != seen; };
     for (int i = 0; i < kPauses && !changed(); i++) relax();
     const auto enough = std::chrono::steady_clock::now() + kYielding;

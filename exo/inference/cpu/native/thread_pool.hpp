@@ -9,8 +9,9 @@
 
 namespace exo {
 
-// A job's indices are claimed one by one, by the caller too, so a worker that the system has not
-// scheduled yet costs nothing: the others do its share. Between jobs a worker looks for the next
+// Each thread, the caller too, claims the indices of its own share of a job in order, so what it
+// reads is one stream that the processor fetches ahead, and then those left in the shares of others,
+// so a worker that the system has not scheduled yet costs nothing. Between jobs a worker looks for the next
 // one for half a millisecond and then sleeps, so an idle process uses no processor. Jobs of
 // different callers run one after the other.
 class ThreadPool {
@@ -40,20 +41,25 @@ class ThreadPool {
   using Call = void (*)(const void*, int64_t);
 
   void share(int64_t count, Call call, const void* context);
-  void serve();
-  void claim(uint32_t generation);
+  void serve(int index);
+  void claim(int index, uint32_t generation);
+  void claim_from(int owner, uint32_t generation);
+  int64_t share_begin(int owner) const;
   void stop();
 
   std::mutex one_job_;
   std::vector<std::thread> workers_;
   std::atomic<int> threads_{1};
 
-  // The job. `ticket_` holds its generation and the next index to claim, so a worker that wakes
-  // late cannot take an index of a job it did not see.
+  // The job. A ticket holds its generation and the next index to claim of a thread's share, so a
+  // worker that wakes late cannot take an index of a job it did not see.
+  struct alignas(64) Ticket {
+    std::atomic<uint64_t> value{0};
+  };
+  std::vector<Ticket> tickets_ = std::vector<Ticket>(1);
   Call call_ = nullptr;
   const void* context_ = nullptr;
   std::atomic<int64_t> count_{0};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int64_t> done_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<int> sleepers_{0};
