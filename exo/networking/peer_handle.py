@@ -226,11 +226,15 @@ class RingStream:
         """Raises InvalidFrame if the frame cannot be encoded, PeerUnavailable if the stream is
         cut, or the error with which the peer refused an earlier frame."""
         message = messages.frame_to_pb(self._plan_hash, frame)
+        # asyncio.timeout would take a tenth of a hop's time.
+        late = asyncio.get_running_loop().call_later(CALL_TIMEOUT_S, self._call.cancel)
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            with errors_of(self._peer):
                 await self._call.write(message)
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError, TimeoutError) as error:
+        except PeerUnavailable as error:
             raise await self.closed() from error
+        finally:
+            late.cancel()
 
     async def closed(self) -> ExoError:
         """Wait until the stream ends, which it never should; why it did."""

@@ -80,6 +80,7 @@ class Scheduler:
         self._depth = len(plan.members)
         self._chunk = PREFILL_CHUNK if self._depth == 1 else RING_PREFILL_CHUNK
         self._ended: ExoError | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._tasks = TaskOwner(f"scheduler {plan.hash}")
 
     def start(self) -> None:
@@ -147,6 +148,8 @@ class Scheduler:
 
     async def close(self) -> None:
         await self._tasks.close()
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     async def _supervise(self) -> None:
         """A scheduler that dies must not leave its clients waiting."""
@@ -165,26 +168,33 @@ class Scheduler:
             self._admit()
             while len(self._in_flight) < self._depth and (step := self._next_step()):
                 self._submit(step)
-            await self._something_happens()
+            self._set_alarm()
+            await self._wake.wait()
 
-    async def _something_happens(self) -> None:
-        """Until a request, a result or a failure comes, or a step's time is over."""
-        deadlines = [flight.deadline for flight in self._in_flight.values()]
-        try:
-            async with asyncio.timeout_at(min(deadlines, default=None)):
-                await self._wake.wait()
-        except TimeoutError:
-            now = asyncio.get_running_loop().time()
-            late = [flight for flight in self._in_flight.values() if flight.deadline <= now]
-            for flight in late:
-                del self._in_flight[flight.step.number]
-                self._fail(
-                    flight,
-                    StepTimeout(
-                        f"step {flight.step.number} of {self.plan.model_id} did not come back from "
-                        f"the ring in {self._step_timeout_s:.0f} s"
-                    ),
-                )
+    def _fail_late(self) -> None:
+        """End the steps whose time is over."""
+        now = asyncio.get_running_loop().time()
+        for flight in [f for f in self._in_flight.values() if f.deadline <= now]:
+            del self._in_flight[flight.step.number]
+            self._fail(
+                flight,
+                StepTimeout(
+                    f"step {flight.step.number} of {self.plan.model_id} did not come back from "
+                    f"the ring in {self._step_timeout_s:.0f} s"
+                ),
+            )
+
+    def _set_alarm(self) -> None:
+        """Be woken at the first deadline. One alarm serves the steps that follow as well, as they
+        all end later: to set one for each would cost every token time."""
+        if self._alarm is None and self._in_flight:
+            deadline = min(flight.deadline for flight in self._in_flight.values())
+            self._alarm = asyncio.get_running_loop().call_at(deadline, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        self._fail_late()
+        self._wake.set()
 
     def _settle(self) -> None:
         """Give what came back to its sequences."""
