@@ -8,6 +8,10 @@
     ├── ModelUnsupported         model_unsupported         400  FAILED_PRECONDITION
     ├── ModelTooLarge            model_too_large           503  RESOURCE_EXHAUSTED
     ├── DownloadFailed           download_failed           502  UNAVAILABLE
+    │   ├── SourceUnreachable    source_unreachable        502  UNAVAILABLE
+    │   ├── AccessDenied         access_denied             403  PERMISSION_DENIED
+    │   ├── DiskFull             disk_full                 507  RESOURCE_EXHAUSTED
+    │   └── DownloadCancelled    download_cancelled        409  ABORTED
     ├── PeerUnavailable          peer_unavailable          503  UNAVAILABLE
     ├── PlanMismatch             plan_mismatch             503  ABORTED
     ├── CacheMiss                cache_miss                503  ABORTED
@@ -84,6 +88,36 @@ class DownloadFailed(ExoError):
     code = "download_failed"
     http_status = 502
     grpc_status = "UNAVAILABLE"
+
+
+class SourceUnreachable(DownloadFailed):
+    """A source of models cannot be asked at all; another one may have the model."""
+
+    code = "source_unreachable"
+
+
+class AccessDenied(DownloadFailed):
+    """The hub gives the model's files only to who may have them: a gated or private repo."""
+
+    code = "access_denied"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
+class DiskFull(DownloadFailed):
+    """The model's files do not fit this machine's disk."""
+
+    code = "disk_full"
+    http_status = 507
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class DownloadCancelled(DownloadFailed):
+    """Somebody stopped the download; what came is kept."""
+
+    code = "download_cancelled"
+    http_status = 409
+    grpc_status = "ABORTED"
 
 
 class PeerUnavailable(ExoError):

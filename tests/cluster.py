@@ -117,13 +117,31 @@ class ExoProcess:
     # What clients do --------------------------------------------------------------------------
 
     async def get(self, path: str, timeout_s: float = 5) -> Any:
+        return await self._call("GET", path, timeout_s)
+
+    async def post(self, path: str, body: Any) -> Any:
+        return await self._call("POST", path, 5, json=body)
+
+    async def delete(self, path: str) -> Any:
+        return await self._call("DELETE", path, 5)
+
+    async def _call(self, method: str, path: str, timeout_s: float, **extra: Any) -> Any:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            async with session.get(self.url + path) as response:
+            async with session.request(method, self.url + path, **extra) as response:
                 body = await response.json()
-                if response.status != 200:
+                if response.status >= 400:
                     raise ApiError(response.status, body["error"])
                 return body
+
+    async def first_event(self, path: str) -> Any:
+        """The data of the first event of a stream."""
+        async with aiohttp.ClientSession() as session:
+            async with session.get(self.url + path) as response:
+                async for line in response.content:
+                    if line.startswith(b"data: "):
+                        return json.loads(line[6:])
+        raise AssertionError(f"{path} ended without an event")
 
     async def answers(self) -> bool:
         if not self.lives:

@@ -12,6 +12,7 @@ from aiohttp import web
 from exo.api.bench_routes import BenchRoutes
 from exo.api.chat_request import ChatDefaults
 from exo.api.cluster_routes import ClusterRoutes
+from exo.api.download_routes import DownloadRoutes
 from exo.api.errors import as_openai_errors, only_same_origin
 from exo.api.openai_routes import OpenAIRoutes
 from exo.orchestration.node import StandardNode
@@ -45,6 +46,7 @@ class ApiServer:
         OpenAIRoutes(node, config.defaults).add_to(app)
         ClusterRoutes(node).add_to(app)
         BenchRoutes(node).add_to(app)
+        DownloadRoutes(node).add_to(app)
         _add_tinychat(app)
         # A client that goes away cancels its handler, which cancels its sequence on every node.
         self._runner = web.AppRunner(

@@ -22,6 +22,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo                              start a node; nodes on the LAN find each other
   exo run --prompt "Hello"         one answer in the terminal, through the cluster
   exo run MODEL                    a conversation in the terminal
+  exo download MODEL               bring a model's files here; goes on where it was stopped
   exo models                       models that can be used, and where their files are
   exo status                       who is in the cluster, what is loaded where
   exo bench MODEL                  tokens a second on this machine
@@ -49,6 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_node_flags(run)
     _let_parent_values_stand(run)
 
+    fetch = commands.add_parser("download", help="bring a model's files here")
+    fetch.add_argument(
+        "model",
+        nargs="?",
+        help="a short name or a repo id, with @revision to pin one (default: smollm2-135m)",
+    )
     models = commands.add_parser("models", help="models that can be used")
     models.add_argument("--all", action="store_true", help="also those whose files are not here")
 
@@ -121,6 +128,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.run import run
 
         return run(args)
+    if args.command == "download":
+        from exo.cli.download import download
+
+        return download(args)
     if args.command == "models":
         from exo.cli.models import show_models
 

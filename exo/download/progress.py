@@ -8,14 +8,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """`phase` is checking, downloading, verifying, converting, loading, warming or ready; `done`
-    and `total` are bytes, 0 where there is nothing to count."""
+    """`phase` is checking, waiting, downloading, verifying, converting, loading, warming, ready,
+    failed or cancelled. `done` and `total` are bytes of the model, 0 where there is nothing to
+    count. Where one file moved, it is named with its own bytes. `by_source` splits `done` into
+    "hub", "peer" and "disk" (was here before). `warning` says what went wrong and is tried again,
+    or in the phase failed for good. Speeds are bytes a second, filled in where events are
+    collected."""
 
     phase: str
     detail: str = ""
     done: int = 0
     total: int = 0
     node_id: str = ""
+    file: str = ""
+    file_done: int = 0
+    file_total: int = 0
+    warning: str = ""
+    by_source: tuple[tuple[str, int], ...] = ()
+    model_id: str = ""
+    speed: float = 0.0
+    average_speed: float = 0.0
 
     def __str__(self) -> str:
         where = f" on {self.node_id}" if self.node_id else ""

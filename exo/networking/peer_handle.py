@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from exo.download.progress import OnProgress
+from exo.download.progress import OnProgress, Progress
 from exo.errors import ExoError, InvalidFrame, PeerUnavailable
 from exo.networking import messages
 from exo.networking.generated import node_service_pb2 as pb
@@ -45,11 +45,13 @@ class PeerIdentity:
 
 @dataclass(frozen=True)
 class Beat:
-    """One heartbeat. `sees_you`: the sender has a working connection to the receiver too."""
+    """One heartbeat. `sees_you`: the sender has a working connection to the receiver too;
+    `progress`: what it does for models now, or did lately."""
 
     memory_available_bytes: int
     max_epoch: int
     sees_you: bool
+    progress: tuple[Progress, ...] = ()
 
 
 class PeerHandle:
@@ -260,8 +262,14 @@ def beat_to_pb(counter: int, beat: Beat) -> pb.Heartbeat:
         memory_available_bytes=beat.memory_available_bytes,
         max_epoch=beat.max_epoch,
         sees_you=beat.sees_you,
+        progress=map(messages.progress_to_pb, beat.progress),
     )
 
 
 def beat_from_pb(message: pb.Heartbeat) -> Beat:
-    return Beat(message.memory_available_bytes, message.max_epoch, message.sees_you)
+    return Beat(
+        message.memory_available_bytes,
+        message.max_epoch,
+        message.sees_you,
+        tuple(map(messages.progress_from_pb, message.progress)),
+    )

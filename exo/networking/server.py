@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from exo.download.progress import OnProgress, Progress
+from exo.download.sharing import Sharing
 from exo.errors import ExoError, InvalidFrame
 from exo.networking import messages
 from exo.networking.generated import node_service_pb2 as pb
@@ -42,6 +43,8 @@ Result = TypeVar("Result")
 
 class NodeHandler(ABC):
     """What a node does for its peers. Every method may raise an ExoError; the caller gets it."""
+
+    sharing: Sharing
 
     @abstractmethod
     def on_hello(self, request: pb.HelloRequest, host: str) -> pb.HelloReply: ...
@@ -196,6 +199,28 @@ class _Servicer(NodeServiceServicer):
             return pb.Ack()
 
         return await _answer(context, retire())
+
+    async def HeldFiles(self, request: pb.HeldFilesRequest, context: Context) -> pb.HeldFilesReply:
+        held = asyncio.to_thread(
+            self._handler.sharing.held, request.repo, request.node_id, request.digests
+        )
+        return messages.held_to_pb(await _answer(context, held))
+
+    async def ListRepo(self, request: pb.ListRepoRequest, context: Context) -> pb.ListRepoReply:
+        listing = asyncio.to_thread(self._handler.sharing.listing, request.repo, request.revision)
+        return messages.listing_to_pb(await _answer(context, listing))
+
+    async def ReadFile(
+        self, request: pb.ReadFileRequest, context: Context
+    ) -> AsyncIterator[pb.FilePiece]:
+        try:
+            pieces = self._handler.sharing.read(
+                request.repo, request.digest, request.start, request.end
+            )
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield pb.FilePiece(data=piece)
+        except ExoError as error:
+            await abort(context, error)
 
     async def Ring(self, requests: AsyncIterator[pb.RingFrame], context: Context) -> pb.Ack:
         expected = _metadata(context, "exo-plan")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from exo.download.sharing import Sharing
 from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest
 from exo.inference.choose import make_engine
 from exo.networking.discovery import Discovery, NoDiscovery
 from exo.networking.interfaces import Interface, lan_interfaces, named_interfaces
 from exo.networking.manual_discovery import ManualDiscovery
+from exo.networking.peer_files import GrpcFilePeer
 from exo.networking.udp_discovery import UDPDiscovery
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.node import StandardNode
@@ -21,9 +23,12 @@ def build_node(config: NodeConfig) -> StandardNode:
     """
     chosen = config.interfaces
     interfaces = named_interfaces(chosen) if chosen else lan_interfaces()
-    store = ModelStore(config.models_dir, default_sources(config.models_dir, config.quantize))
+    sharing = Sharing(config.node_id, connect=GrpcFilePeer)
+    sources = default_sources(config.models_dir, config.quantize, sharing)
+    store = ModelStore(config.models_dir, sources)
     engine = make_engine(config.engine, config.threads, precise=config.precise)
-    return StandardNode(config, engine, store, _discovery(config, interfaces), interfaces)
+    discovery = _discovery(config, interfaces)
+    return StandardNode(config, engine, store, sharing, discovery, interfaces)
 
 
 def _discovery(config: NodeConfig, interfaces: list[Interface]) -> Discovery:

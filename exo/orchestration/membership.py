@@ -133,6 +133,11 @@ class Membership(DiscoveryListener):
     def alive(self) -> list[str]:
         return [peer.node_id for peer in self._peers.values() if peer.alive]
 
+    def addresses(self) -> dict[str, str]:
+        """Where live peers listen for nodes. For any thread."""
+        peers = list(self._peers.values())
+        return {p.node_id: p.handle.address for p in peers if p.alive and p.handle is not None}
+
     @property
     def max_epoch(self) -> int:
         """The largest plan epoch any peer has spoken of."""

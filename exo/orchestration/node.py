@@ -8,11 +8,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from exo.download.progress import OnProgress, Progress
+from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
 from exo.errors import (
+    DownloadCancelled,
     ExoError,
     InvalidRequest,
     ModelNotFound,
@@ -36,6 +39,7 @@ from exo.networking.messages import (
 )
 from exo.networking.peer_handle import Beat
 from exo.networking.server import NodeHandler, NodeServer
+from exo.orchestration.activity import Activity
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.membership import Membership
 from exo.orchestration.planner import Member, Planner
@@ -68,11 +72,13 @@ class StandardNode(NodeHandler):
         config: NodeConfig,
         engine: InferenceEngine,
         store: ModelStore,
+        sharing: Sharing,
         discovery: Discovery,
         interfaces: list[Interface],
     ) -> None:
         self.config = config
         self.store = store
+        self.sharing = sharing
         self.engine = engine
         self.api_url = ""
         self._capabilities = probe(config.memory_bytes)
@@ -88,6 +94,7 @@ class StandardNode(NodeHandler):
             self._on_plans,
             self._interface_of,
         )
+        sharing.neighbours = self.membership.addresses
         self.rings = Rings(
             config.node_id,
             engine,
@@ -98,6 +105,7 @@ class StandardNode(NodeHandler):
         )
         self.plans = PublishedPlans(self._tell_changed)
         self._planner = Planner(config.node_id, self._members, self.plans.of, self._next_epoch)
+        self.activity = Activity(config.node_id)
         self._descriptions: dict[str, ModelDescription] = {}
         self._changed = asyncio.Condition()
         self._members_changed = asyncio.Event()
@@ -241,10 +249,7 @@ class StandardNode(NodeHandler):
     async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
         """Bring the model's files here; say what it needs and what memory a shard may take."""
 
-        def named(progress: Progress) -> None:
-            on_progress(replace(progress, node_id=self.config.node_id))
-
-        path = await self.store.ensure(model_id, named)
+        path = await self._bring(model_id, on_progress)
         description = self._descriptions.get(model_id)
         if description is None:
             description = await self.engine.describe(model_id, path)
@@ -253,6 +258,41 @@ class StandardNode(NodeHandler):
         if self.config.memory_bytes is None:
             memory += self.rings.held_bytes(description)
         return Prepared(description, memory)
+
+    async def _bring(self, model_id: str, on_progress: OnProgress) -> Path:
+        """The model's files; what is done for them is everyone's to see."""
+        moved = False
+
+        def heard(progress: Progress) -> None:
+            nonlocal moved
+            moved = moved or progress.phase not in ("checking", "ready")
+            if moved:
+                self.activity.note(model_id, progress)
+            on_progress(replace(progress, node_id=self.config.node_id))
+
+        try:
+            path = await self.store.ensure(model_id, heard)
+        except ExoError as error:
+            phase = "cancelled" if isinstance(error, DownloadCancelled) else "failed"
+            self.activity.note(model_id, Progress(phase, model_id, warning=error.message))
+            raise
+        if moved:
+            last = self.activity.of(model_id)
+            self.activity.note(model_id, replace(last, phase="ready", done=last.total))
+        return path
+
+    async def download(self, model_id: str, *, everywhere: bool) -> None:
+        """Bring a model's files to this node, or to every live one. What goes on, and how it ends
+        on each, is in `activity`.
+
+        Raises:
+            ExoError: a node failed; the others go on to their end.
+        """
+        members = self._members() if everywhere else {self.config.node_id: self}
+        calls = (member.prepare(model_id, _unheard) for member in members.values())
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         """Load this node's shard of a plan and take its place in the ring.
@@ -276,7 +316,19 @@ class StandardNode(NodeHandler):
                 f"plan {plan.hash} is for files {plan.checkpoint} of {plan.model_id}; node "
                 f"{self.config.node_id} has {description.checkpoint}"
             )
-        await self.rings.join(plan, path, on_progress)
+
+        def heard(progress: Progress) -> None:
+            self.activity.note(plan.model_id, progress)
+            on_progress(progress)
+
+        try:
+            await self.rings.join(plan, path, heard)
+        except ExoError as error:
+            self.activity.note(plan.model_id, Progress("failed", warning=error.message))
+            raise
+        self.activity.note(
+            plan.model_id, Progress("ready", str(plan.shard_of(self.config.node_id)))
+        )
 
     async def warm_up(self, plan: RingPlan) -> None:
         """Prove the ring with one token, before the plan is published."""
@@ -351,6 +403,7 @@ class StandardNode(NodeHandler):
         )
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
+        self.activity.heard(node_id, beat.progress)
         return self._beat_to(node_id)
 
     def on_goodbye(self, node_id: str, instance_id: str) -> None:
@@ -361,6 +414,7 @@ class StandardNode(NodeHandler):
             self._own_capabilities().memory_available_bytes,
             self._epoch_seen(),
             self.membership.connected_to(node_id),
+            self.activity.own(),
         )
 
     def _own_capabilities(self) -> DeviceCapabilities:
@@ -378,6 +432,7 @@ class StandardNode(NodeHandler):
     def _on_lost(self, node_id: str, error: ExoError) -> None:
         """Plans of a lost member end here at once."""
         self.plans.remove_with(node_id)
+        self.activity.lost(node_id)
         self.rings.lose(node_id, error)
         self._members_changed.set()
         self._tell_changed()

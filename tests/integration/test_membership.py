@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc.aio
 from cluster import cluster, free_port, until
 
+from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
 from exo.inference.dummy.engine import DummyEngine, Faults
 from exo.networking.discovery import NoDiscovery, Route
@@ -28,7 +29,9 @@ from exo.orchestration.node import StandardNode
 async def node(name: str, folder: Path, host: str = "127.0.0.1") -> AsyncIterator[StandardNode]:
     """A node in this process, on the dummy engine, that only hears what the test tells it."""
     config = NodeConfig(name, uuid.uuid4().hex, folder, node_host=host, memory_bytes=10**9)
-    made = StandardNode(config, DummyEngine(Faults()), ModelStore(folder, []), NoDiscovery(), [])
+    made = StandardNode(
+        config, DummyEngine(Faults()), ModelStore(folder, []), Sharing(), NoDiscovery(), []
+    )
     await made.start()
     try:
         yield made

@@ -203,11 +203,16 @@ class Heartbeat(_message.Message):
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_EPOCH_FIELD_NUMBER: _builtins.int
     SEES_YOU_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     counter: _builtins.int
     memory_available_bytes: _builtins.int
     max_epoch: _builtins.int
     sees_you: _builtins.bool
     """the sender has a working connection to the receiver"""
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """what the sender is doing for models now, or did lately"""
+
     def __init__(
         self,
         *,
@@ -215,10 +220,11 @@ class Heartbeat(_message.Message):
         memory_available_bytes: _builtins.int = ...,
         max_epoch: _builtins.int = ...,
         sees_you: _builtins.bool = ...,
+        progress: _abc.Iterable[Global___Progress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "sees_you", b"sees_you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "progress", b"progress", "sees_you", b"sees_you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,17 +365,58 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 class Progress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class BySourceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    FILE_DONE_FIELD_NUMBER: _builtins.int
+    FILE_TOTAL_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    BY_SOURCE_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    SPEED_FIELD_NUMBER: _builtins.int
+    AVERAGE_SPEED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     phase: _builtins.str
-    """checking, downloading, verifying, converting, loading, warming, ready"""
+    """checking, waiting, downloading, verifying, converting, loading, warming, ready, failed, cancelled"""
     detail: _builtins.str
     done: _builtins.int
     total: _builtins.int
+    file: _builtins.str
+    """the one that moved, with its own bytes"""
+    file_done: _builtins.int
+    file_total: _builtins.int
+    warning: _builtins.str
+    model_id: _builtins.str
+    speed: _builtins.float
+    """bytes a second, lately and on average"""
+    average_speed: _builtins.float
+    @_builtins.property
+    def by_source(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """bytes of `done` from hub, peer, disk"""
+
     def __init__(
         self,
         *,
@@ -378,10 +425,18 @@ class Progress(_message.Message):
         detail: _builtins.str = ...,
         done: _builtins.int = ...,
         total: _builtins.int = ...,
+        file: _builtins.str = ...,
+        file_done: _builtins.int = ...,
+        file_total: _builtins.int = ...,
+        warning: _builtins.str = ...,
+        by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        model_id: _builtins.str = ...,
+        speed: _builtins.float = ...,
+        average_speed: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "done", b"done", "node_id", b"node_id", "phase", b"phase", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_speed", b"average_speed", "by_source", b"by_source", "detail", b"detail", "done", b"done", "file", b"file", "file_done", b"file_done", "file_total", b"file_total", "model_id", b"model_id", "node_id", b"node_id", "phase", b"phase", "speed", b"speed", "total", b"total", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -978,3 +1033,198 @@ class GenerateEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
+
+@_typing.final
+class HeldFilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REPO_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    repo: _builtins.str
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of blobs in the Hugging Face cache"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        repo: _builtins.str = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "node_id", b"node_id", "repo", b"repo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldFilesRequest: _TypeAlias = HeldFilesRequest  # noqa: Y015
+
+@_typing.final
+class HeldFilesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class File(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        DIGEST_FIELD_NUMBER: _builtins.int
+        WHOLE_FIELD_NUMBER: _builtins.int
+        BLOCKS_FIELD_NUMBER: _builtins.int
+        digest: _builtins.str
+        whole: _builtins.bool
+        blocks: _builtins.bytes
+        """one byte a block of 1 MiB: 0 missing, 1 there, 2 on its way"""
+        def __init__(
+            self,
+            *,
+            digest: _builtins.str = ...,
+            whole: _builtins.bool = ...,
+            blocks: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "digest", b"digest", "whole", b"whole"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldFilesReply.File]: ...
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___HeldFilesReply.File] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldFilesReply: _TypeAlias = HeldFilesReply  # noqa: Y015
+
+@_typing.final
+class ReadFileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPO_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    repo: _builtins.str
+    digest: _builtins.str
+    start: _builtins.int
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        repo: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "end", b"end", "repo", b"repo", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadFileRequest: _TypeAlias = ReadFileRequest  # noqa: Y015
+
+@_typing.final
+class FilePiece(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilePiece: _TypeAlias = FilePiece  # noqa: Y015
+
+@_typing.final
+class ListRepoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPO_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    repo: _builtins.str
+    revision: _builtins.str
+    def __init__(
+        self,
+        *,
+        repo: _builtins.str = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["repo", b"repo", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRepoRequest: _TypeAlias = ListRepoRequest  # noqa: Y015
+
+@_typing.final
+class ListRepoReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class File(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PATH_FIELD_NUMBER: _builtins.int
+        SIZE_FIELD_NUMBER: _builtins.int
+        GIT_SHA1_FIELD_NUMBER: _builtins.int
+        SHA256_FIELD_NUMBER: _builtins.int
+        XET_HASH_FIELD_NUMBER: _builtins.int
+        path: _builtins.str
+        size: _builtins.int
+        git_sha1: _builtins.str
+        sha256: _builtins.str
+        """of large files"""
+        xet_hash: _builtins.str
+        def __init__(
+            self,
+            *,
+            path: _builtins.str = ...,
+            size: _builtins.int = ...,
+            git_sha1: _builtins.str = ...,
+            sha256: _builtins.str = ...,
+            xet_hash: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["git_sha1", b"git_sha1", "path", b"path", "sha256", b"sha256", "size", b"size", "xet_hash", b"xet_hash"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    commit: _builtins.str
+    """empty: the receiver does not know the repo"""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListRepoReply.File]: ...
+    def __init__(
+        self,
+        *,
+        commit: _builtins.str = ...,
+        files: _abc.Iterable[Global___ListRepoReply.File] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRepoReply: _TypeAlias = ListRepoReply  # noqa: Y015

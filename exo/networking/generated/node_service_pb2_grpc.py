@@ -79,6 +79,21 @@ class NodeServiceStub:
                 request_serializer=node__service__pb2.RetirePlanRequest.SerializeToString,
                 response_deserializer=node__service__pb2.Ack.FromString,
                 _registered_method=True)
+        self.HeldFiles = channel.unary_unary(
+                '/exo.NodeService/HeldFiles',
+                request_serializer=node__service__pb2.HeldFilesRequest.SerializeToString,
+                response_deserializer=node__service__pb2.HeldFilesReply.FromString,
+                _registered_method=True)
+        self.ReadFile = channel.unary_stream(
+                '/exo.NodeService/ReadFile',
+                request_serializer=node__service__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=node__service__pb2.FilePiece.FromString,
+                _registered_method=True)
+        self.ListRepo = channel.unary_unary(
+                '/exo.NodeService/ListRepo',
+                request_serializer=node__service__pb2.ListRepoRequest.SerializeToString,
+                response_deserializer=node__service__pb2.ListRepoReply.FromString,
+                _registered_method=True)
         self.Ring = channel.stream_unary(
                 '/exo.NodeService/Ring',
                 request_serializer=node__service__pb2.RingFrame.SerializeToString,
@@ -162,6 +177,27 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HeldFiles(self, request, context):
+        """What the receiver has of files that the sender fetches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFile(self, request, context):
+        """A range of a file that the receiver has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRepo(self, request, context):
+        """What the receiver knows a repo of the hub to hold; for nodes that cannot ask the hub.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ring(self, request_iterator, context):
         """The hop: kept open from each member of a plan to the next, and from the tail to the head.
         """
@@ -230,6 +266,21 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.RetirePlan,
                     request_deserializer=node__service__pb2.RetirePlanRequest.FromString,
                     response_serializer=node__service__pb2.Ack.SerializeToString,
+            ),
+            'HeldFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeldFiles,
+                    request_deserializer=node__service__pb2.HeldFilesRequest.FromString,
+                    response_serializer=node__service__pb2.HeldFilesReply.SerializeToString,
+            ),
+            'ReadFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFile,
+                    request_deserializer=node__service__pb2.ReadFileRequest.FromString,
+                    response_serializer=node__service__pb2.FilePiece.SerializeToString,
+            ),
+            'ListRepo': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRepo,
+                    request_deserializer=node__service__pb2.ListRepoRequest.FromString,
+                    response_serializer=node__service__pb2.ListRepoReply.SerializeToString,
             ),
             'Ring': grpc.stream_unary_rpc_method_handler(
                     servicer.Ring,
@@ -490,6 +541,87 @@ class NodeService:
             '/exo.NodeService/RetirePlan',
             node__service__pb2.RetirePlanRequest.SerializeToString,
             node__service__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeldFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/HeldFiles',
+            node__service__pb2.HeldFilesRequest.SerializeToString,
+            node__service__pb2.HeldFilesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/exo.NodeService/ReadFile',
+            node__service__pb2.ReadFileRequest.SerializeToString,
+            node__service__pb2.FilePiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRepo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/ListRepo',
+            node__service__pb2.ListRepoRequest.SerializeToString,
+            node__service__pb2.ListRepoReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,8 +15,9 @@ import pytest
 import zoo
 
 from exo.download import wheel as wheel_module
+from exo.download.hub import Hub
 from exo.download.progress import Progress
-from exo.download.source import HuggingFaceCache, LocalDirectory
+from exo.download.source import LocalDirectory
 from exo.download.store import ModelStore, default_sources
 from exo.download.wheel import Wheel
 from exo.errors import DownloadFailed, ModelNotFound
@@ -134,9 +135,9 @@ def test_a_local_directory_and_the_hugging_face_cache_are_used_as_they_are(
     monkeypatch.setattr(
         "huggingface_hub.file_download.constants.HF_HUB_CACHE", str(tmp_path / "hub")
     )
-    assert HuggingFaceCache().find(resolve("org/tiny")) == snapshot
-    assert HuggingFaceCache().find(resolve(f"org/tiny@{commit}")) == snapshot
-    assert HuggingFaceCache().find(resolve("org/other")) is None
+    assert Hub().find(resolve("org/tiny")) == snapshot
+    assert Hub().find(resolve(f"org/tiny@{commit}")) == snapshot
+    assert Hub().find(resolve("org/other")) is None
 
 
 async def test_a_model_that_is_nowhere_says_how_to_get_it(tmp_path: Path) -> None:

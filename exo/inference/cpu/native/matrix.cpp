@@ -226,8 +226,8 @@ Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   region_ = latest.lock();
   if (region_ != nullptr) data_ = region_->take(room);
   if (data_ != nullptr) return;
-  region_ = std::make_shared<Region>(
-      std::max(kRegion, (room + kHugePage - 1) / kHugePage * kHugePage));
+  region_ =
+      std::make_shared<Region>(std::max(kRegion, (room + kHugePage - 1) / kHugePage * kHugePage));
   data_ = region_->take(room);
   latest = region_;
 }

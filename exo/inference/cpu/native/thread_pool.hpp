@@ -10,10 +10,10 @@
 namespace exo {
 
 // Each thread, the caller too, claims the indices of its own share of a job in order, so what it
-// reads is one stream that the processor fetches ahead, and then those left in the shares of others,
-// so a worker that the system has not scheduled yet costs nothing. Between jobs a worker looks for the next
-// one for half a millisecond and then sleeps, so an idle process uses no processor. Jobs of
-// different callers run one after the other.
+// reads is one stream that the processor fetches ahead, and then those left in the shares of
+// others, so a worker that the system has not scheduled yet costs nothing. Between jobs a worker
+// looks for the next one for half a millisecond and then sleeps, so an idle process uses no
+// processor. Jobs of different callers run one after the other.
 class ThreadPool {
  public:
   ThreadPool() = default;

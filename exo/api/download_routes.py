@@ -1,0 +1,97 @@
+"""Downloads: start, watch, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from aiohttp import web
+
+from exo.errors import ExoError, InvalidRequest, ModelNotFound
+from exo.models.card import resolve
+from exo.orchestration.activity import as_json
+from exo.orchestration.node import StandardNode
+from exo.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 5.0
+"""A client of the event stream hears something at least this often."""
+
+
+class DownloadRoutes:
+    """The handlers, over one node."""
+
+    def __init__(self, node: StandardNode) -> None:
+        self._node = node
+        self._tasks = TaskOwner("downloads")
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_post("/v1/download", self.start)
+        app.router.add_delete("/v1/download/{model_id:.+}", self.cancel)
+        app.router.add_get("/v1/download/progress", self.progress)
+        app.router.add_get("/v1/events", self.events)
+        app.on_cleanup.append(self._close)
+
+    async def start(self, http: web.Request) -> web.Response:
+        """{"model", "all_nodes"} -> 202 and {"model", "nodes"}: how it goes is told elsewhere."""
+        try:
+            body = await http.json()
+        except ValueError as error:
+            raise InvalidRequest(f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict) or not isinstance(body.get("model"), str):
+            raise InvalidRequest("expected a JSON object with a model", param="model")
+        everywhere = body.get("all_nodes", False)
+        if not isinstance(everywhere, bool):
+            raise InvalidRequest("all_nodes is true or false", param="all_nodes")
+        resolve(body["model"])
+        own = self._node.config.node_id
+        nodes = [own, *self._node.membership.alive] if everywhere else [own]
+        self._tasks.background(self._run(body["model"], everywhere), body["model"])
+        return web.json_response({"model": body["model"], "nodes": nodes}, status=202)
+
+    async def _run(self, model_id: str, everywhere: bool) -> None:
+        try:
+            await self._node.download(model_id, everywhere=everywhere)
+        except ExoError as error:
+            # Who watches has it from the activity of the node that failed.
+            logger.warning("download of %s: %s", model_id, error.message)
+
+    async def cancel(self, http: web.Request) -> web.Response:
+        """Stop the download of a model on this node; what came is kept."""
+        model_id = http.match_info["model_id"]
+        if not self._node.store.cancel(model_id):
+            raise ModelNotFound(f"{model_id} is not being downloaded here", param="model")
+        return web.json_response({"model": model_id, "cancelled": True})
+
+    async def progress(self, http: web.Request) -> web.Response:
+        """What every node is doing for every model, or did last."""
+        return web.json_response({"object": "list", "data": self._now()})
+
+    async def events(self, http: web.Request) -> web.StreamResponse:
+        """The same as server-sent events: each item when it changes, all of them at first."""
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(http)
+        told: dict[tuple[str, str], dict[str, Any]] = {}
+        while True:
+            change = self._node.activity.next_change()
+            for item in self._now():
+                key = (item["node_id"], item["model"])
+                if told.get(key) != item:
+                    told[key] = item
+                    await response.write(f"event: progress\ndata: {json.dumps(item)}\n\n".encode())
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await change.wait()
+            except TimeoutError:
+                await response.write(b": still here\n\n")
+
+    def _now(self) -> list[dict[str, Any]]:
+        return [as_json(progress) for progress in self._node.activity.everyone()]
+
+    async def _close(self, app: web.Application) -> None:
+        await self._tasks.close()

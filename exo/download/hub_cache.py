@@ -1,0 +1,202 @@
+"""The Hugging Face cache on disk: snapshots of repos whose files are links to blobs.
+
+Layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache. What other tools fetched is
+used here, and what exo fetches serves them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from filelock import FileLock
+
+from exo.errors import ModelUnsupported
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LISTING_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RepoFile:
+    """One file of a repo. `git_sha1` is git's id of what the repo stores: the file, or for a large
+    one (LFS) a pointer to it; then `sha256` is the file's own."""
+
+    path: str
+    size: int
+    git_sha1: str
+    sha256: str | None = None
+    xet_hash: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """What the content is verified by, and the name of its blob."""
+        return self.sha256 or self.git_sha1
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repo holds at a commit."""
+
+    repo: str
+    commit: str
+    files: tuple[RepoFile, ...]
+
+
+def split_revision(repo: str) -> tuple[str, str]:
+    """ "org/name@revision" as (repo, revision); "main" where none is named."""
+    name, _, revision = repo.partition("@")
+    return name, revision or "main"
+
+
+def needed_files(listing: Listing) -> list[RepoFile]:
+    """The files that exo reads: configuration, tokenizer, safetensors; small ones first.
+
+    Raises:
+        ModelUnsupported: the repo has no configuration or no safetensors.
+    """
+    files = [file for file in listing.files if _NEEDED.fullmatch(file.path)]
+    names = {file.path for file in files}
+    if "config.json" not in names:
+        raise ModelUnsupported(f"{listing.repo} has no config.json: it is not a model exo can run")
+    if not any(name.endswith(".safetensors") for name in names):
+        kinds = sorted({Path(file.path).suffix for file in listing.files} & _OTHER_WEIGHTS)
+        raise ModelUnsupported(
+            f"{listing.repo} has no model*.safetensors"
+            + (f", only {', '.join(kinds)}" if kinds else "")
+            + "; pickled weights are not read, a .gguf file can be named by its path"
+        )
+    return sorted(files, key=lambda file: (file.size, file.path))
+
+
+_NEEDED = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|model[^/]*\.safetensors")
+_OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+
+
+def cache_folder() -> Path:
+    """HF_HUB_CACHE, or HF_HOME/hub."""
+    return Path(huggingface_hub.constants.HF_HUB_CACHE)
+
+
+def cached_repos() -> list[str]:
+    """Repos of which something is in the cache."""
+    folders = cache_folder().glob("models--*--*")
+    return sorted(f.name.removeprefix("models--").replace("--", "/", 1) for f in folders)
+
+
+class RepoCache:
+    """One repo's part of the cache. Nothing here touches the network."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo = repo
+        name = "models--" + repo.replace("/", "--")
+        self.folder = cache_folder() / name
+        self._locks = cache_folder() / ".locks" / name
+
+    def commit(self, revision: str) -> str | None:
+        """The commit a revision meant when it was last looked up."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        ref = self.folder / "refs" / revision
+        return ref.read_text().strip() if ref.is_file() else None
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def blob(self, file: RepoFile) -> Path:
+        return self.folder / "blobs" / file.digest
+
+    def complete_snapshot(self, revision: str) -> Path | None:
+        """The folder of a revision if all that exo reads of it is there."""
+        commit = self.commit(revision)
+        if commit is None or not (self.snapshot(commit) / "config.json").is_file():
+            return None
+        listing = self.listing(commit)
+        if listing is not None:
+            whole = all(self.has(commit, file) for file in needed_files(listing))
+        else:  # fetched by a tool that keeps no listing
+            whole = _looks_whole(self.snapshot(commit))
+        return self.snapshot(commit) if whole else None
+
+    def has(self, commit: str, file: RepoFile) -> bool:
+        return (self.snapshot(commit) / file.path).is_file()
+
+    def link(self, commit: str, file: RepoFile) -> None:
+        """Give a blob that is whole its name in the snapshot."""
+        pointer = self.snapshot(commit) / file.path
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+        target = os.path.relpath(self.blob(file), pointer.parent)
+        fresh = pointer.with_name(f".{pointer.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(target)
+        fresh.replace(pointer)
+
+    def lock(self, file: RepoFile) -> FileLock:
+        """The lock other tools take as well while they fetch this file."""
+        self._locks.mkdir(parents=True, exist_ok=True)
+        return FileLock(self._locks / f"{file.digest}.lock")
+
+    def listing(self, commit: str) -> Listing | None:
+        """What the repo holds, as it was saved; None if that is not here or not readable."""
+        file = self._listing_file(commit)
+        try:
+            saved = json.loads(file.read_text())
+            if saved["format_version"] != _LISTING_VERSION:
+                return None
+            files = tuple(_file_of(path, entry) for path, entry in saved["files"].items())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            # Another program's file, half written or of a later version: the hub is asked again.
+            return None
+        return Listing(self.repo, commit, files)
+
+    def save(self, listing: Listing, revision: str) -> None:
+        """Keep a listing, in huggingface_hub's own format, and what the revision means now."""
+        entries = {file.path: _entry_of(file) for file in listing.files}
+        whole = {"format_version": _LISTING_VERSION, "files": entries}
+        _write(self._listing_file(listing.commit), json.dumps(whole, indent=1))
+        if revision != listing.commit:
+            _write(self.folder / "refs" / revision, listing.commit)
+
+    def _listing_file(self, commit: str) -> Path:
+        return self.folder / "trees" / f"{commit}.json"
+
+
+def _file_of(path: str, entry: dict[str, Any]) -> RepoFile:
+    sha256 = entry.get("lfs_sha256")
+    size = entry["lfs_size"] if sha256 else entry["size"]
+    return RepoFile(path, int(size), str(entry["blob_id"]), sha256, entry.get("xet_hash"))
+
+
+def _entry_of(file: RepoFile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"size": file.size, "blob_id": file.git_sha1}
+    if file.sha256:
+        entry |= {"lfs_sha256": file.sha256, "lfs_size": file.size}
+    if file.xet_hash:
+        entry["xet_hash"] = file.xet_hash
+    return entry
+
+
+def _looks_whole(snapshot: Path) -> bool:
+    index = snapshot / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            return False
+        return all((snapshot / name).is_file() for name in names)
+    return any(snapshot.glob("model*.safetensors"))
+
+
+def _write(file: Path, text: str) -> None:
+    """All of it or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(file)

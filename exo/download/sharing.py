@@ -1,0 +1,284 @@
+"""Files shared with peers: what this node has of them, and who fetches which part from the hub.
+
+Nodes that fetch the same file tell each other every quarter of a second which blocks they have.
+A span nobody has belongs to one of them, by its place in the file, who alone asks the hub for it;
+the others get it from there. So the hub is asked for each byte about once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo.download.hub_cache import Listing, RepoCache, RepoFile, cached_repos
+from exo.download.partial_file import BLOCK, PartialFile
+from exo.download.transfer import Rules, Supplier
+from exo.errors import ExoError, InvalidRequest, ModelNotFound
+
+POLL_S = 0.25
+
+STALLED_S = 4.0
+"""A peer that has fetched nothing for so long keeps no part of a file to itself."""
+
+SHARED_SPAN = 4 * BLOCK
+"""Bytes of one request where peers swap parts: smaller than to the hub alone, to spread sooner."""
+
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a node has of a file: all of it, or by block 0: nothing, 1: all, 2: on its way there."""
+
+    digest: str
+    is_whole: bool
+    blocks: bytes = b""
+
+    def state(self, start: int, end: int) -> int:
+        """1 if the node has [start, end), 2 if that is on its way there, else 0."""
+        if self.is_whole:
+            return 1
+        some = self.blocks[start // BLOCK : -(-end // BLOCK)]
+        return 0 if not some or 0 in some else max(some)
+
+
+class FilePeer(Supplier):
+    """Another node that may have files of one repo."""
+
+    kind = "peer"
+    node_id: str
+
+    @abstractmethod
+    async def exchange(self, own_id: str, digests: Sequence[str]) -> list[Held]:
+        """Say which files this node fetches; hear what the peer has of them.
+
+        Raises:
+            ExoError: the peer cannot be asked.
+        """
+
+    @abstractmethod
+    async def listing(self, revision: str) -> Listing | None:
+        """What the peer knows the repo to hold; None if it does not.
+
+        Raises:
+            ExoError: the peer cannot be asked.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+Connect = Callable[[str, str, str], FilePeer]
+"""(node id, address, repo) to a peer."""
+
+
+class Sharing:
+    """What this node has. Asked by the node's event loop, told by the threads that fetch.
+
+    `neighbours` gives the addresses of live peers by node id; without any, files come from
+    elsewhere.
+    """
+
+    def __init__(
+        self,
+        node_id: str = "",
+        neighbours: Callable[[], Mapping[str, str]] = dict,
+        connect: Connect | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self.neighbours = neighbours
+        self._connect = connect
+        self._partials: dict[str, PartialFile] = {}
+        self._others: dict[tuple[str, str], float] = {}  # (digest, node) -> heard at
+        self._on_new: set[Callable[[], None]] = set()
+        self._mutex = threading.Lock()
+
+    def peers(self, repo: str) -> list[FilePeer]:
+        """The live peers, to be closed."""
+        if self._connect is None:
+            return []
+        return [self._connect(node, at, repo) for node, at in sorted(self.neighbours().items())]
+
+    def begin(self, partials: Sequence[PartialFile], on_new: Callable[[], None]) -> None:
+        """These are fetched here from now on. `on_new`, from any thread: somebody else began."""
+        with self._mutex:
+            self._on_new.add(on_new)
+            self._partials |= {partial.file.digest: partial for partial in partials}
+
+    def end(self, partials: Sequence[PartialFile], on_new: Callable[[], None]) -> None:
+        with self._mutex:
+            self._on_new.discard(on_new)
+            for partial in partials:
+                self._partials.pop(partial.file.digest, None)
+
+    def held(self, repo: str, node_id: str, digests: Sequence[str]) -> list[Held]:
+        """What is here of files that another node fetches."""
+        _check(repo, digests)
+        found = []
+        with self._mutex:
+            now = time.monotonic()
+            if any(self._others.get((d, node_id), 0.0) < now - STALLED_S for d in digests):
+                for tell in self._on_new:
+                    tell()
+            for digest in digests:
+                self._others[digest, node_id] = now
+                if (partial := self._partials.get(digest)) is not None:
+                    found.append(Held(digest, False, partial.states()))
+                elif _blob(repo, digest).is_file():
+                    found.append(Held(digest, True))
+        return found
+
+    def fetching(self, digest: str) -> set[str]:
+        """Nodes that said lately that they fetch a file."""
+        since = time.monotonic() - STALLED_S
+        with self._mutex:
+            return {node for (of, node), at in self._others.items() if of == digest and at > since}
+
+    def read(self, repo: str, digest: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes [start, end) of a file that is here, or of what is here of it.
+
+        Raises:
+            InvalidRequest: a digest, repo or range that cannot be.
+            ModelNotFound: they are not here.
+        """
+        _check(repo, [digest])
+        with self._mutex:
+            partial = self._partials.get(digest)
+        path = _blob(repo, digest)
+        if partial is not None and not path.is_file():
+            if Held(digest, False, partial.states()).state(start, end) != 1:
+                raise ModelNotFound(f"{start} to {end} of {digest} is not on this node yet")
+            path = partial.data_path
+        try:
+            data = path.open("rb")
+        except FileNotFoundError:
+            if partial is None:
+                raise ModelNotFound(f"{digest} of {repo} is not on this node") from None
+            data = _blob(repo, digest).open("rb")  # it got its name just now
+        with data:
+            if not 0 <= start < end <= os.fstat(data.fileno()).st_size:
+                raise InvalidRequest(f"bytes {start} to {end} of {digest}: there are fewer")
+            data.seek(start)
+            while start < end:
+                piece = data.read(min(_PIECE, end - start))
+                start += len(piece)
+                yield piece
+
+    def listing(self, repo: str, revision: str) -> Listing | None:
+        """What this node knows a repo to hold."""
+        _check(repo, [])
+        cache = RepoCache(repo)
+        # Not a path that a peer made up.
+        if repo not in cached_repos() or not re.fullmatch(r"[\w.-]+", revision):
+            return None
+        commit = cache.commit(revision)
+        return cache.listing(commit) if commit else None
+
+
+class Swarm(Rules):
+    """One download beside those of the peers.
+
+    Who learns of another one that fetches a file asks the hub for nothing of it until it has looked
+    again at what everyone has: only then do all cut the file into the same parts.
+    """
+
+    span = SHARED_SPAN
+
+    def __init__(self, sharing: Sharing, peers: Sequence[FilePeer]) -> None:
+        self.peers = peers
+        self._sharing = sharing
+        self._held: dict[str, dict[str, Held]] = {}  # by node, by digest
+        self._grew: dict[tuple[str, str], tuple[int, float]] = {}  # (node, digest) -> blocks, when
+        self._partials: Sequence[PartialFile] = ()
+        self._fetching: dict[str, set[str]] = {}  # by digest: who fetched it at the last poll
+        self._somebody_new = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, partials: Sequence[PartialFile]) -> None:
+        self._partials = partials
+        self._sharing.begin(partials, self._on_new)
+
+    def end(self) -> None:
+        self._sharing.end(self._partials, self._on_new)
+
+    def _on_new(self) -> None:
+        self._loop.call_soon_threadsafe(self._somebody_new.set)
+
+    async def until_next_poll(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._somebody_new.wait()
+
+    async def poll(self) -> None:
+        """Hear from every peer what it has now."""
+        self._somebody_new.clear()
+        digests = [partial.file.digest for partial in self._partials]
+        known = {digest: self._sharing.fetching(digest) for digest in digests}
+        await asyncio.gather(*(self._hear(peer, digests) for peer in self.peers))
+        self._fetching = known
+
+    async def _hear(self, peer: FilePeer, digests: Sequence[str]) -> None:
+        if peer.given_up:
+            self._held.pop(peer.node_id, None)
+            return
+        try:
+            held = await peer.exchange(self._sharing.node_id, digests)
+        except ExoError:
+            # It is gone or busy; its part is anybody's until it answers again.
+            self._held.pop(peer.node_id, None)
+            return
+        self._held[peer.node_id] = {one.digest: one for one in held}
+        now = time.monotonic()
+        for one in held:
+            count = one.blocks.count(1)
+            before = self._grew.get((peer.node_id, one.digest))
+            if before is None or before[0] != count:
+                self._grew[peer.node_id, one.digest] = (count, now)
+
+    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int) -> bool:
+        """True if this span should come from that supplier now."""
+        if isinstance(supplier, FilePeer):
+            held = self._held.get(supplier.node_id, {}).get(file.digest)
+            return held is not None and held.state(start, end) == 1
+        fetching = self._sharing.fetching(file.digest)
+        if not fetching <= self._fetching.get(file.digest, set()):
+            return False
+        owners = [self._sharing.node_id]
+        for peer in self.peers:
+            if peer.given_up:
+                continue
+            held = self._held.get(peer.node_id, {}).get(file.digest)
+            state = held.state(start, end) if held is not None else 0
+            if state == 1:
+                return False
+            if held is None or held.is_whole:
+                moves = peer.node_id in fetching
+            else:
+                moves = self._is_moving(peer.node_id, file.digest)
+            if moves:
+                if state == 2:
+                    return False
+                owners.append(peer.node_id)
+        return sorted(owners)[start // SHARED_SPAN % len(owners)] == self._sharing.node_id
+
+    def _is_moving(self, node_id: str, digest: str) -> bool:
+        return time.monotonic() - self._grew[node_id, digest][1] < STALLED_S
+
+
+def _check(repo: str, digests: Sequence[str]) -> None:
+    if not _REPO.fullmatch(repo) or not all(map(_DIGEST.fullmatch, digests)):
+        raise InvalidRequest(f"{repo!r}: not a repo, or not digests of its files")
+
+
+def _blob(repo: str, digest: str) -> Path:
+    return RepoCache(repo).folder / "blobs" / digest

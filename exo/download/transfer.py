@@ -1,0 +1,354 @@
+"""Files fetched in ranges, several at once, from whoever has them; verified before they are named.
+
+Work is cut into spans. Each supplier has workers that take the next span of any
+file. A span that fails goes back, and all workers of that supplier rest a while. A supplier that
+fails several times with nothing in between is given up; when nobody is left for a file, the last
+failure is the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exo.download.hub_cache import RepoFile
+from exo.download.partial_file import BLOCK, PartialFile
+from exo.errors import DiskFull, DownloadFailed, ExoError
+
+logger = logging.getLogger(__name__)
+
+SPAN = 16 * BLOCK
+"""Bytes of one request. Larger costs fewer round trips; smaller spreads better over suppliers."""
+
+
+class SupplierFailed(Exception):
+    """A span did not come. `rest_s`: how long the supplier asked to be left alone. `final`: this
+    file will never come from there."""
+
+    def __init__(self, error: ExoError, *, rest_s: float = 0.0, final: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.rest_s = rest_s
+        self.final = final
+
+
+class Supplier(ABC):
+    """Somebody who has files, in ranges."""
+
+    name: str
+    kind: str
+    workers: int
+    given_up = False
+    """Set once it has failed too often."""
+
+    @abstractmethod
+    def read(self, file: RepoFile, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        """The bytes [start, end) of a file, in pieces, in order.
+
+        Raises:
+            SupplierFailed: they did not all come.
+        """
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Rests double from `first_rest_s` to `longest_rest_s`; after `attempts` failures in a row the
+    supplier is given up. The default outlasts 40 seconds of outage."""
+
+    first_rest_s: float = 0.3
+    longest_rest_s: float = 20.0
+    attempts: int = 8
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """`count` more bytes of a file are here, from a kind of supplier ("disk": they were here
+    before); negative where bytes are thrown away. `trouble` says what failed and is tried again."""
+
+    file: RepoFile
+    kind: str
+    count: int
+    trouble: str = ""
+
+
+@dataclass(eq=False)
+class _Work:
+    file: RepoFile
+    partial: PartialFile
+    suppliers: list[_Serving]  # who may bring it, most trusted last
+    spans: list[tuple[int, int]]
+    sources: set[_Serving] = field(default_factory=set)
+    liars: list[_Serving] = field(default_factory=list)  # who sent a whole file of wrong bytes
+    came: Counter[str] = field(default_factory=Counter)  # bytes by kind of supplier
+    error: ExoError | None = None  # the last failure
+
+
+@dataclass(eq=False)
+class _Serving:
+    """A supplier at work."""
+
+    supplier: Supplier
+    patience: Patience
+    failures: int = 0
+    rests_until: float = 0.0
+
+    def failed(self, failure: SupplierFailed) -> bool:
+        """Rest; False if there were too many failures in a row."""
+        now = time.monotonic()
+        if now >= self.rests_until:  # else another worker met the same trouble
+            self.failures += 1
+            rest_s = self.patience.first_rest_s * 2 ** (self.failures - 1)
+            rest_s = min(rest_s, self.patience.longest_rest_s)
+            self.rests_until = now + max(rest_s, failure.rest_s)
+        return self.failures < self.patience.attempts
+
+
+class Rules(ABC):
+    """Who brings which span, where several may."""
+
+    span: int
+
+    @abstractmethod
+    def begin(self, partials: Sequence[PartialFile]) -> None:
+        """These files are fetched from now on."""
+
+    @abstractmethod
+    def end(self) -> None: ...
+
+    @abstractmethod
+    async def poll(self) -> None:
+        """Look at what suppliers have now."""
+
+    @abstractmethod
+    async def until_next_poll(self) -> None: ...
+
+    @abstractmethod
+    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int) -> bool: ...
+
+
+class Transfer:
+    """Fetches files, whose locks the caller holds, into their blobs. Used once.
+
+    `suppliers`: the most trusted last. `on_arrived` hears of every piece, `on_verified` of every
+    file that got its name.
+    """
+
+    def __init__(
+        self,
+        suppliers: Sequence[Supplier],
+        on_arrived: Callable[[Arrived], None],
+        on_verified: Callable[[RepoFile], None],
+        patience: Patience | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self._serving = [_Serving(s, patience or Patience()) for s in suppliers]
+        self._on_arrived = on_arrived
+        self._on_verified = on_verified
+        self._rules = rules
+        self._span = rules.span if rules else SPAN
+        self._works: list[_Work] = []  # not verified yet
+        self._changed = asyncio.Condition()
+
+    async def fetch(self, files: Sequence[tuple[RepoFile, Path]]) -> None:
+        """Fetch each file into its blob.
+
+        Raises:
+            ExoError: nobody can bring a file, or it has the wrong digest from everyone.
+            DiskFull, DownloadFailed: this machine cannot store it.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                for file, blob in files:
+                    partial = PartialFile(blob, file)
+                    stack.callback(partial.close)
+                    spans = _spans(partial, self._span)
+                    self._works.append(_Work(file, partial, [*self._serving], spans))
+                    self._arrived(self._works[-1], "disk", partial.done_bytes)
+                if self._rules is not None:
+                    stack.callback(self._rules.end)
+                    self._rules.begin([work.partial for work in self._works])
+                    await self._rules.poll()
+                async with asyncio.TaskGroup() as group:
+                    for work in list(self._works):
+                        group.create_task(self._verify(work))
+                    for serving in self._serving:
+                        for _ in range(serving.supplier.workers):
+                            group.create_task(self._serve(serving))
+                    if self._rules is not None:
+                        group.create_task(self._keep_polling(self._rules))
+            except OSError as error:
+                raise _storage_error(error) from error
+            except BaseExceptionGroup as failures:
+                cause = _first_cause(failures)
+                if isinstance(cause, OSError):
+                    cause = _storage_error(cause)
+                raise cause from failures
+
+    async def _keep_polling(self, rules: Rules) -> None:
+        while self._works:
+            await rules.until_next_poll()
+            await rules.poll()
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _serve(self, serving: _Serving) -> None:
+        """One worker of a supplier, until all files are verified."""
+        while True:
+            await asyncio.sleep(max(0.0, serving.rests_until - time.monotonic()))
+            async with self._changed:
+                while (taken := self._take(serving)) is None:
+                    if not self._works:
+                        return
+                    await self._changed.wait()
+            work, start, end = taken
+            reached, failure = await self._read(serving, work, start, end)
+            async with self._changed:
+                work.partial.on_its_way.discard((start, end))
+                if reached < end:
+                    work.spans.insert(0, (reached, end))
+                if failure is not None:
+                    self._after(failure, serving, work)
+                self._changed.notify_all()
+
+    def _take(self, serving: _Serving) -> tuple[_Work, int, int] | None:
+        """The next span that this supplier should bring; None while there is none."""
+        for work in self._works:
+            if serving not in work.suppliers:
+                continue
+            for index, (start, end) in enumerate(work.spans):
+                if len(work.suppliers) == 1 or self._may(serving, work, start, end):
+                    del work.spans[index]
+                    work.partial.on_its_way.add((start, end))
+                    return work, start, end
+        return None
+
+    def _may(self, serving: _Serving, work: _Work, start: int, end: int) -> bool:
+        return self._rules is None or self._rules.may(serving.supplier, work.file, start, end)
+
+    async def _read(
+        self, serving: _Serving, work: _Work, start: int, end: int
+    ) -> tuple[int, SupplierFailed | None]:
+        """Write what comes of a span that begins a block; how far it is whole, and why not to its
+        end."""
+        supplier, at, failure = serving.supplier, start, None
+        work.sources.add(serving)
+        try:
+            async with contextlib.aclosing(supplier.read(work.file, start, end)) as pieces:
+                async for piece in pieces:
+                    if at + len(piece) > end:
+                        raise SupplierFailed(
+                            DownloadFailed(f"{supplier.name} sent more than it was asked for")
+                        )
+                    work.partial.write(at, piece)
+                    work.partial.mark(at // BLOCK * BLOCK, at + len(piece))
+                    at += len(piece)
+                    serving.failures = 0
+                    self._arrived(work, supplier.kind, len(piece))
+            if at < end:
+                raise SupplierFailed(
+                    DownloadFailed(f"{supplier.name} broke off {work.file.path} at byte {at}")
+                )
+            return end, None
+        except SupplierFailed as raised:
+            failure = raised
+        whole = at if at == work.file.size else at // BLOCK * BLOCK
+        if whole < at:
+            self._arrived(work, supplier.kind, whole - at)
+        return whole, failure
+
+    def _after(self, failure: SupplierFailed, serving: _Serving, work: _Work) -> None:
+        """Decide what a failure means for its file and its supplier."""
+        name, message = serving.supplier.name, failure.error.message
+        logger.info("%s: %s", name, message)
+        work.error = failure.error
+        self._arrived(work, serving.supplier.kind, 0, message)
+        if failure.final:
+            self._without(serving, [work])
+        elif not serving.failed(failure):
+            serving.supplier.given_up = True
+            self._without(serving, self._works)
+
+    def _arrived(self, work: _Work, kind: str, count: int, trouble: str = "") -> None:
+        work.came[kind] += count
+        self._on_arrived(Arrived(work.file, kind, count, trouble))
+
+    def _without(self, serving: _Serving, works: list[_Work]) -> None:
+        """These files do not come from this supplier any more."""
+        for work in works:
+            if serving in work.suppliers:
+                work.suppliers.remove(serving)
+            if not work.suppliers:
+                raise work.error or DownloadFailed(f"nobody could bring {work.file.path}")
+
+    async def _verify(self, work: _Work) -> None:
+        """Hash the file while it comes; name it, or fetch it again from somebody else."""
+        while (found := await asyncio.to_thread(work.partial.digest)) != work.file.digest:
+            async with self._changed:
+                self._doubt(work, found)
+                self._changed.notify_all()
+        await asyncio.to_thread(work.partial.finish)
+        self._on_verified(work.file)
+        async with self._changed:
+            self._works.remove(work)
+            self._changed.notify_all()
+
+    def _doubt(self, work: _Work, found: str) -> None:
+        """A file has the wrong bytes. Who sent them is only known where one supplier sent all, so
+        from now on it comes from one alone, the most trusted that has not lied; the last may try
+        twice."""
+        names = ", ".join(sorted(s.supplier.name for s in work.sources)) or "the disk"
+        work.error = DownloadFailed(
+            f"{work.file.path} from {names} has the digest {found[:16]}…, expected "
+            f"{work.file.digest[:16]}…; what was fetched of it was discarded"
+        )
+        logger.warning("%s", work.error.message)
+        for kind, count in list(work.came.items()):
+            self._arrived(work, kind, -count, work.error.message)
+        work.partial.clear()
+        if len(work.sources) == 1:
+            work.liars += work.sources
+        honest = [s for s in work.suppliers if s not in work.liars]
+        if honest:
+            work.suppliers = honest[-1:] if work.sources else honest
+        elif len(work.liars) > len(set(work.liars)):
+            raise work.error
+        work.sources = set()
+        work.spans = _spans(work.partial, self._span)
+
+
+def _spans(partial: PartialFile, span: int) -> list[tuple[int, int]]:
+    return [
+        (at, min(at + span, end))
+        for start, end in partial.missing()
+        for at in range(start, end, span)
+    ]
+
+
+def _storage_error(error: OSError) -> ExoError:
+    where = error.filename or "the model's folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"the disk is full: {where}; free some space, what was fetched is kept")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DownloadFailed(
+            f"{where} cannot be written: {error.strerror}; set HF_HOME to a folder of your own"
+        )
+    return DownloadFailed(f"{where} could not be written: {error}")
+
+
+def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first ExoError, else the first error of the system, else whatever came first."""
+    for kind in (ExoError, OSError, BaseException):
+        found: BaseException | None = failures.subgroup(kind)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is not None:
+            return found
+    return failures

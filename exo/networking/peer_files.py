@@ -1,0 +1,81 @@
+"""Files of a peer, over gRPC.
+
+A download runs on a thread of its own with an event loop of its own, and the node's channels belong
+to the node's loop: so these are blocking calls on a channel of the download's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+import grpc
+
+from exo.download.hub_cache import Listing, RepoFile
+from exo.download.sharing import FilePeer, Held
+from exo.download.transfer import SupplierFailed
+from exo.errors import DownloadFailed, PeerUnavailable
+from exo.networking import messages
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
+from exo.networking.rpc import OPTIONS
+
+ASK_TIMEOUT_S = 2.0
+
+SILENCE_S = 5.0
+"""A peer that sends nothing of a file for so long has stalled."""
+
+
+class GrpcFilePeer(FilePeer):
+    """`address`: host:port where the peer listens for nodes; `repo`: whose files are meant."""
+
+    workers = 2
+
+    def __init__(self, node_id: str, address: str, repo: str) -> None:
+        self.node_id = node_id
+        self._repo = repo
+        self.name = f"node {node_id}"
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._stub = NodeServiceStub(self._channel)
+
+    async def exchange(self, own_id: str, digests: Sequence[str]) -> list[Held]:
+        request = pb.HeldFilesRequest(node_id=own_id, repo=self._repo, digests=digests)
+        with self._errors():
+            reply = await asyncio.to_thread(self._stub.HeldFiles, request, ASK_TIMEOUT_S)
+        return [Held(file.digest, file.whole, file.blocks) for file in reply.files]
+
+    async def listing(self, revision: str) -> Listing | None:
+        request = pb.ListRepoRequest(repo=self._repo, revision=revision)
+        with self._errors():
+            reply = await asyncio.to_thread(self._stub.ListRepo, request, ASK_TIMEOUT_S)
+        return messages.listing_from_pb(self._repo, reply)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise PeerUnavailable(f"{self.name} does not answer: {error}") from error
+
+    async def read(self, file: RepoFile, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        request = pb.ReadFileRequest(repo=self._repo, digest=file.digest, start=start, end=end)
+        call = self._stub.ReadFile(request)
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    piece = await asyncio.to_thread(next, call, None)
+                if piece is None:
+                    return
+                yield piece.data
+        except TimeoutError as error:
+            raise SupplierFailed(
+                DownloadFailed(f"{self.name} sent nothing of {file.path} for {SILENCE_S:.0f} s")
+            ) from error
+        except grpc.RpcError as error:
+            raise SupplierFailed(DownloadFailed(f"{file.path}: {self.name}: {error}")) from error
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        self._channel.close()

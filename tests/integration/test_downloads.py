@@ -1,0 +1,180 @@
+"""Nodes that bring a model themselves: from a hub on loopback, from each other, each byte once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+from cluster import ApiError, Cluster, ExoProcess, cluster, until
+from hub_server import HubServer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+REPO = "org/tiny"
+FILLER = 200 << 20
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A tiny llama that runs, and beside it a large file that nothing reads but the download."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    zoo.write_checkpoint("llama", folder)
+    words = {"<unk>": 0} | {f"word{i}": i for i in range(1, zoo.VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    described["chat_template"] = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    found = {f.name: f.read_bytes() for f in folder.iterdir()}
+    found["vocabulary.model"] = np.random.default_rng(0).bytes(FILLER)
+    return found
+
+
+@pytest.fixture
+def server(files: dict[str, bytes]) -> Iterator[HubServer]:
+    with HubServer() as running:
+        running.put(REPO, files)
+        yield running
+
+
+def add(c: Cluster, folder: Path, name: str, url: str) -> ExoProcess:
+    """A node with a cache of its own."""
+    return c.add(
+        name,
+        "--memory",
+        "1GB",
+        engine="cpu",
+        EXO_HOME=str(folder / f"home-{name}"),
+        HF_HUB_CACHE=str(folder / f"cache-{name}"),
+        HF_ENDPOINT=url,
+        HF_HUB_OFFLINE="1" if not url else "0",
+    )
+
+
+def check(folder: Path, names: list[str], files: dict[str, bytes]) -> None:
+    for name in names:
+        snapshots = list((folder / f"cache-{name}").glob("models--org--tiny/snapshots/*"))
+        assert len(snapshots) == 1
+        for path, data in files.items():
+            assert (snapshots[0] / path).read_bytes() == data, (name, path)
+
+
+async def is_past(node: ExoProcess, count: int) -> bool:
+    """The node has fetched more than `count` bytes."""
+    found = (await node.get("/v1/download/progress"))["data"]
+    return any(i["node_id"] == node.name and i["done"] > count for i in found)
+
+
+async def ended(c: Cluster, via: str, names: list[str]) -> list[dict[str, Any]]:
+    """What every node says once all have ended, as one of them sees it."""
+
+    async def look() -> list[dict[str, Any]]:
+        found = (await c.nodes[via].get("/v1/download/progress"))["data"]
+        here = [item for item in found if item["phase"] in ("ready", "failed", "cancelled")]
+        return here if {item["node_id"] for item in here} >= set(names) else []
+
+    return await until(look, f"downloads of {names} end")
+
+
+async def test_three_nodes_fetch_each_byte_of_the_hub_once(
+    tmp_path: Path, server: HubServer, files: dict[str, bytes]
+) -> None:
+    server.rate = 30e6
+    names = ["a", "b", "c"]
+    async with cluster(tmp_path) as c:
+        for name in names:
+            add(c, tmp_path, name, server.url)
+        await c.together()
+        await c.nodes["a"].post("/v1/download", {"model": REPO, "all_nodes": True})
+        items = await ended(c, "b", names)
+        assert {item["phase"] for item in items} == {"ready"}, items
+        check(tmp_path, names, files)
+        total = sum(map(len, files.values()))
+        assert total <= sum(server.sent.values()) <= 1.05 * total
+        assert sum(item["by_source"]["peer"] for item in items) > 1.9 * total
+        assert await c.nodes["c"].chat(model=REPO, max_tokens=3)
+
+
+async def test_who_comes_later_asks_peers_only_and_needs_no_hub(
+    tmp_path: Path, server: HubServer, files: dict[str, bytes]
+) -> None:
+    async with cluster(tmp_path) as c:
+        add(c, tmp_path, "a", server.url)
+        await c.together("a")
+        await c.nodes["a"].post("/v1/download", {"model": REPO})
+        await ended(c, "a", ["a"])
+        sent = server.sent.total()
+        add(c, tmp_path, "online", server.url)
+        add(c, tmp_path, "offline", "")
+        await c.together()
+        for name in ("online", "offline"):
+            await c.nodes[name].post("/v1/download", {"model": REPO})
+            await ended(c, name, [name])
+        check(tmp_path, ["online", "offline"], files)
+        assert server.sent.total() == sent
+
+
+@pytest.mark.parametrize("how", ["dies", "stalls", "lies"])
+async def test_a_peer_that_fails_costs_a_retry_elsewhere(
+    how: str, tmp_path: Path, server: HubServer, files: dict[str, bytes]
+) -> None:
+    async with cluster(tmp_path) as c:
+        bad = add(c, tmp_path, "bad", server.url)
+        await c.together("bad")
+        await bad.post("/v1/download", {"model": REPO})
+        await ended(c, "bad", ["bad"])
+        if how == "lies":
+            snapshot = next((tmp_path / "cache-bad").glob("models--org--tiny/snapshots/*"))
+            with (snapshot / "vocabulary.model").open("r+b") as damaged:
+                damaged.seek(5 << 20)
+                damaged.write(b"not what it was")
+        add(c, tmp_path, "good", server.url)
+        await c.together()
+        good = c.nodes["good"]
+        await good.post("/v1/download", {"model": REPO})
+        if how != "lies":
+            await until(lambda: is_past(good, FILLER // 10), "bytes came from the peer")
+            bad.send(signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+        items = await ended(c, "good", ["good"])
+        assert [i["phase"] for i in items if i["node_id"] == "good"] == ["ready"], items
+        check(tmp_path, ["good"], files)
+
+
+async def test_a_download_is_cancelled_and_goes_on(
+    tmp_path: Path, server: HubServer, files: dict[str, bytes]
+) -> None:
+    server.rate = 5e6
+    async with cluster(tmp_path) as c:
+        node = add(c, tmp_path, "a", server.url)
+        await c.together("a")
+        await node.post("/v1/download", {"model": REPO})
+        await until(lambda: is_past(node, FILLER // 20), "bytes came")
+        await node.delete(f"/v1/download/{REPO}")
+        assert [i["phase"] for i in await ended(c, "a", ["a"])] == ["cancelled"]
+        server.rate = None
+        with pytest.raises(ApiError) as refused:
+            await node.delete(f"/v1/download/{REPO}")
+        assert refused.value.code == "model_not_found"
+        assert await node.chat(model=REPO, max_tokens=3)
+        check(tmp_path, ["a"], files)
+
+
+async def test_a_hub_that_refuses_is_told_to_the_client(tmp_path: Path, server: HubServer) -> None:
+    server.repos[REPO].refuse = 403
+    async with cluster(tmp_path) as c:
+        node = add(c, tmp_path, "a", server.url)
+        await c.together("a")
+        with pytest.raises(ApiError) as refused:
+            await node.chat(model=REPO)
+        assert refused.value.code == "access_denied" and "hf auth login" in refused.value.message
+        (item,) = await ended(c, "a", ["a"])
+        assert item["phase"] == "failed" and "gated" in item["warning"]
+        assert (await node.first_event("/v1/events"))["phase"] == "failed"
