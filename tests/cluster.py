@@ -119,8 +119,8 @@ class ExoProcess:
     async def get(self, path: str, timeout_s: float = 5) -> Any:
         return await self._call("GET", path, timeout_s)
 
-    async def post(self, path: str, body: Any) -> Any:
-        return await self._call("POST", path, 5, json=body)
+    async def post(self, path: str, body: Any, timeout_s: float = 5) -> Any:
+        return await self._call("POST", path, timeout_s, json=body)
 
     async def delete(self, path: str) -> Any:
         return await self._call("DELETE", path, 5)

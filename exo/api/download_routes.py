@@ -6,10 +6,11 @@ import asyncio
 import json
 import logging
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
-from exo.errors import ExoError, InvalidRequest, ModelNotFound
+from exo.errors import InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.orchestration.activity import as_json
 from exo.orchestration.node import StandardNode
@@ -31,37 +32,45 @@ class DownloadRoutes:
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/v1/download", self.start)
         app.router.add_delete("/v1/download/{model_id:.+}", self.cancel)
+        app.router.add_delete("/v1/models/{model_id:.+}", self.remove)
         app.router.add_get("/v1/download/progress", self.progress)
         app.router.add_get("/v1/events", self.events)
         app.on_cleanup.append(self._close)
 
     async def start(self, http: web.Request) -> web.Response:
-        """{"model", "all_nodes"} -> 202 and {"model", "nodes"}: how it goes is told elsewhere."""
-        try:
-            body = await http.json()
-        except ValueError as error:
-            raise InvalidRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict) or not isinstance(body.get("model"), str):
-            raise InvalidRequest("expected a JSON object with a model", param="model")
-        everywhere = body.get("all_nodes", False)
-        if not isinstance(everywhere, bool):
-            raise InvalidRequest("all_nodes is true or false", param="all_nodes")
-        resolve(body["model"])
+        """{"model", "all_nodes", "wait"} -> 202 and {"model", "nodes"}; with "wait" 200 when it is
+        over and how it ended on each node."""
+        body = await _body(http)
+        model_id, everywhere = body["model"], body.get("all_nodes", False)
+        resolve(model_id)
+        if body.get("wait", False):
+            ends = await self._node.download(model_id, everywhere=everywhere)
+            if (error := ends[self._node.config.node_id]) is not None and len(ends) == 1:
+                raise error
+            nodes = {node: error.message if error else "ready" for node, error in ends.items()}
+            return web.json_response({"model": model_id, "nodes": nodes})
         own = self._node.config.node_id
-        nodes = [own, *self._node.membership.alive] if everywhere else [own]
-        self._tasks.background(self._run(body["model"], everywhere), body["model"])
-        return web.json_response({"model": body["model"], "nodes": nodes}, status=202)
+        names = [own, *self._node.membership.alive] if everywhere else [own]
+        self._tasks.background(self._run(model_id, everywhere), model_id)
+        return web.json_response({"model": model_id, "nodes": names}, status=202)
 
     async def _run(self, model_id: str, everywhere: bool) -> None:
-        try:
-            await self._node.download(model_id, everywhere=everywhere)
-        except ExoError as error:
-            # Who watches has it from the activity of the node that failed.
-            logger.warning("download of %s: %s", model_id, error.message)
+        """Who watches has failures from the activity of the node that failed."""
+        for node, error in (await self._node.download(model_id, everywhere=everywhere)).items():
+            if error is not None:
+                logger.warning("download of %s on %s: %s", model_id, node, error.message)
+
+    async def remove(self, http: web.Request) -> web.Response:
+        """Delete a model's files from this machine."""
+        model_id = unquote(http.match_info["model_id"])
+        freed = await self._node.remove(model_id)
+        return web.json_response(
+            {"id": model_id, "object": "model", "deleted": True, "freed": freed}
+        )
 
     async def cancel(self, http: web.Request) -> web.Response:
         """Stop the download of a model on this node; what came is kept."""
-        model_id = http.match_info["model_id"]
+        model_id = unquote(http.match_info["model_id"])
         if not self._node.store.cancel(model_id):
             raise ModelNotFound(f"{model_id} is not being downloaded here", param="model")
         return web.json_response({"model": model_id, "cancelled": True})
@@ -95,3 +104,16 @@ class DownloadRoutes:
 
     async def _close(self, app: web.Application) -> None:
         await self._tasks.close()
+
+
+async def _body(http: web.Request) -> dict[str, Any]:
+    try:
+        body = await http.json()
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
+        raise InvalidRequest("expected a JSON object with a model", param="model")
+    for name in ("all_nodes", "wait"):
+        if not isinstance(body.get(name, False), bool):
+            raise InvalidRequest(f"{name} is true or false", param=name)
+    return body

@@ -1,21 +1,21 @@
-"""`exo download`: brings a model's files here, with a bar for each file and one for all."""
+"""`exo download`: brings a model's files, with a bar for each file or node, and a total."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
+import contextlib
+import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import aiohttp
 from tqdm import tqdm
 
-from exo.cli.settings import home
-from exo.download.progress import Progress
-from exo.download.store import ModelStore, default_sources
-from exo.models.card import default_model
+from exo.cli.running_node import run_until_signal, some_node
+from exo.errors import error_from_code
+from exo.models.card import default_model, resolve
 
 _LINE_S = 5.0
 """Between two lines where there is no terminal to draw bars on."""
@@ -25,106 +25,117 @@ _SMALL = 1 << 20
 
 
 def download(args: argparse.Namespace) -> int:
-    """Fetch the model, or what a newer revision changed of it."""
+    """Fetch the model, or what a newer revision changed of it, through the node that runs here or
+    one for the occasion, so that peers who have it are asked first."""
+    resolve(args.model or default_model())
+    return run_until_signal(_download(args))
+
+
+async def _download(args: argparse.Namespace) -> int:
     model = args.model or default_model()
-    models_dir = home() / "models"
-    store = ModelStore(models_dir, default_sources(models_dir))
-    shown = DownloadView()
-    try:
-        path = asyncio.run(_fetch(store, model, shown))
-    finally:
-        shown.close()
-    print(f"{model} is here: {path}{shown.summary()}")  # noqa: T201
+    shown = DownloadView(model, by_node=args.all_nodes)
+    async with some_node(args) as url, aiohttp.ClientSession() as session:
+        watching = asyncio.create_task(_watch(session, url, shown))
+        try:
+            body = {"model": model, "all_nodes": args.all_nodes, "wait": True}
+            timeout = aiohttp.ClientTimeout(total=None)
+            async with session.post(f"{url}/v1/download", json=body, timeout=timeout) as response:
+                answer = await response.json()
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            shown.close()
+    if "error" in answer:
+        error = answer["error"]
+        raise error_from_code(error["code"], error["message"], error["param"])
+    for node, end in answer["nodes"].items():
+        if end != "ready" or args.all_nodes:
+            print(f"{node}: {end}")  # noqa: T201
+    if set(answer["nodes"].values()) != {"ready"}:
+        return 1
+    print(f"{model} is here{shown.summary()}")  # noqa: T201
     return 0
 
 
-async def _fetch(store: ModelStore, model: str, shown: DownloadView) -> Path:
-    """Ctrl-C stops cleanly: what came is kept."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, store.close)
-    return await store.ensure(model, shown, renew=True)
+async def _watch(session: aiohttp.ClientSession, url: str, shown: DownloadView) -> None:
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with session.get(f"{url}/v1/events", timeout=timeout) as response:
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                shown.show(json.loads(line[6:]))
 
 
 class DownloadView:
-    """Progress events as bars, or as a line now and then where stderr is no terminal."""
+    """Events of a download as bars, or as a line now and then where stderr is no terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str, *, by_node: bool) -> None:
+        self._model = model
+        self._by_node = by_node
         self._is_terminal = sys.stderr.isatty()
         self._bars: dict[str, tqdm[Any]] = {}
-        self._total: tqdm[Any] | None = None
-        self._began: tuple[float, int] | None = None
-        self._done = 0
+        self._began = time.monotonic()
+        self._last: dict[str, dict[str, Any]] = {}  # by node
         self._line_at = 0.0
-        self._said = ""
+        self._said: set[str] = set()
 
-    def __call__(self, progress: Progress) -> None:
-        if progress.warning:
-            self._say(progress.warning)
-        if not progress.total:
-            text = f"{progress.phase} {progress.detail}"
-            if text != self._said:
-                self._said = text
-                self._say(text)
+    def show(self, event: dict[str, Any]) -> None:
+        if event["model"] != self._model:
             return
-        if self._began is None:
-            # What a first event finds was here before.
-            self._began = (time.monotonic(), progress.done)
-        self._done = progress.done
+        node = event["node_id"]
+        if event["warning"] and event["phase"] not in ("failed", "cancelled"):
+            self._say_once(f"{node}: {event['warning']}")
+        if not event["total"]:
+            return
+        self._last[node] = event
         if self._is_terminal:
-            self._draw(progress)
+            self._draw(event)
         elif time.monotonic() - self._line_at > _LINE_S:
             self._line_at = time.monotonic()
-            share = 100 * progress.done // progress.total
-            self._say(
-                f"{progress.phase} {progress.detail} {share}% of {progress.total / 1e6:.0f} MB, "
-                f"{self._rate() / 1e6:.0f} MB/s"
+            eta = f", {event['eta_s']:.0f} s left" if event["eta_s"] else ""
+            tqdm.write(
+                f"{node}: {event['phase']} {self._model} "
+                f"{100 * event['done'] // event['total']}% of {event['total'] / 1e6:.0f} MB, "
+                f"{event['speed'] / 1e6:.0f} MB/s{eta}",
+                file=sys.stderr,
             )
 
     def summary(self) -> str:
-        """What came, and how fast; empty where nothing had to."""
-        if self._began is None or self._done <= self._began[1]:
-            return ""
-        came = self._done - self._began[1]
-        return f" ({came / 1e6:.0f} MB, {self._rate() / 1e6:.0f} MB/s)"
+        """What came from where; empty where nothing had to."""
+        came: dict[str, int] = {}
+        for event in self._last.values():
+            for source, count in event["by_source"].items():
+                came[source] = came.get(source, 0) + count
+        parts = [f"{count / 1e6:.0f} MB from {name}" for name, count in came.items() if count]
+        seconds = time.monotonic() - self._began
+        return f": {', '.join(parts)}, {seconds:.1f} s" if parts else ""
 
     def close(self) -> None:
-        for bar in [*self._bars.values(), *([self._total] if self._total is not None else [])]:
+        for bar in self._bars.values():
             bar.close()
-        self._bars.clear()
 
-    def _rate(self) -> float:
-        assert self._began is not None
-        began, had = self._began
-        return (self._done - had) / max(time.monotonic() - began, 1e-3)
+    def _draw(self, event: dict[str, Any]) -> None:
+        name = event["node_id"] if self._by_node else self._model
+        self._move(name, event["done"], event["total"])
+        if not self._by_node and event["file"] and event["file_total"] >= _SMALL:
+            self._move(event["file"], event["file_done"], event["file_total"])
 
-    def _draw(self, progress: Progress) -> None:
-        if self._total is None:
-            self._total = _bar(progress.detail, progress.total, progress.done)
-        _move(self._total, progress.done)
-        if progress.file_total < _SMALL:
-            return
-        bar = self._bars.get(progress.file)
+    def _move(self, name: str, done: int, total: int) -> None:
+        bar = self._bars.get(name)
         if bar is None:
-            bar = _bar(progress.file, progress.file_total, progress.file_done)
-            self._bars[progress.file] = bar
-        _move(bar, progress.file_done)
+            bar = self._bars[name] = tqdm(
+                total=total,
+                initial=done,
+                desc=name,
+                unit="B",
+                unit_scale=True,
+                dynamic_ncols=True,
+                leave=False,
+                file=sys.stderr,
+            )
+        bar.update(done - bar.n)
 
-    def _say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stderr)
-
-
-def _bar(name: str, total: int, done: int) -> tqdm[Any]:
-    return tqdm(
-        total=total,
-        initial=done,
-        desc=name,
-        unit="B",
-        unit_scale=True,
-        dynamic_ncols=True,
-        leave=False,
-        file=sys.stderr,
-    )
-
-
-def _move(bar: tqdm[Any], done: int) -> None:
-    bar.update(done - bar.n)
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            tqdm.write(text, file=sys.stderr)

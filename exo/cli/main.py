@@ -23,6 +23,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo run --prompt "Hello"         one answer in the terminal, through the cluster
   exo run MODEL                    a conversation in the terminal
   exo download MODEL               bring a model's files here; goes on where it was stopped
+  exo rm MODEL                     delete them; `exo du` tells what they take
   exo models                       models that can be used, and where their files are
   exo status                       who is in the cluster, what is loaded where
   exo bench MODEL                  tokens a second on this machine
@@ -56,6 +57,14 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         help="a short name or a repo id, with @revision to pin one (default: smollm2-135m)",
     )
+    fetch.add_argument(
+        "--all-nodes", action="store_true", help="to every node of the cluster, each byte once"
+    )
+    add_node_flags(fetch)
+    _let_parent_values_stand(fetch)
+    removal = commands.add_parser("rm", help="delete a model's files from this machine")
+    removal.add_argument("model")
+    commands.add_parser("du", help="disk that models take")
     models = commands.add_parser("models", help="models that can be used")
     models.add_argument("--all", action="store_true", help="also those whose files are not here")
 
@@ -132,6 +141,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.download import download
 
         return download(args)
+    if args.command in ("rm", "du"):
+        from exo.cli.models import remove, show_usage
+
+        return remove(args) if args.command == "rm" else show_usage(args)
     if args.command == "models":
         from exo.cli.models import show_models
 

@@ -8,16 +8,12 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
-from exo.cli.client import node_at, stream_chat
-from exo.cli.running_node import run_until_signal, running_node
+from exo.cli.client import stream_chat
+from exo.cli.running_node import run_until_signal, some_node
 from exo.errors import ExoError
 from exo.models.card import default_model, resolve
-
-_LOOK_AROUND_S = 1.0
-"""How long a node of our own looks for others before it answers alone."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,23 +23,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    async with _some_node(args) as url:
+    async with some_node(args) as url:
         if args.prompt is not None:
             return await _answer(url, args, [{"role": "user", "content": args.prompt}])
         return await _converse(url, args)
-
-
-@contextlib.asynccontextmanager
-async def _some_node(args: argparse.Namespace) -> AsyncIterator[str]:
-    url = await node_at(args.chatgpt_api_port)
-    if url is not None:
-        yield url
-        return
-    async with running_node(args, api_port=0) as node:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if args.wait_for_peers else _LOOK_AROUND_S):
-                await node.wait_for_peers(args.wait_for_peers or 1)
-        yield node.api_url
 
 
 async def _converse(url: str, args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from exo.api.chat_request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
+from exo.cli.client import node_at
 from exo.cli.settings import node_config
 from exo.orchestration.build import build_node
 from exo.orchestration.node import StandardNode
@@ -22,6 +23,9 @@ from exo.orchestration.node import StandardNode
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 1.5
+
+_LOOK_AROUND_S = 1.0
+"""How long a node of our own looks for others before it goes on alone."""
 
 
 @contextlib.asynccontextmanager
@@ -45,6 +49,20 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
                 await node.stop()
         except TimeoutError:
             logger.warning("not everything ended within %.1f s", STOP_TIMEOUT_S)
+
+
+@contextlib.asynccontextmanager
+async def some_node(args: argparse.Namespace) -> AsyncIterator[str]:
+    """The URL of the node that runs on this machine, or of one for this command alone."""
+    url = await node_at(args.chatgpt_api_port)
+    if url is not None:
+        yield url
+        return
+    async with running_node(args, api_port=0) as node:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if args.wait_for_peers else _LOOK_AROUND_S):
+                await node.wait_for_peers(args.wait_for_peers or 1)
+        yield node.api_url
 
 
 def run_until_signal(main: Coroutine[Any, Any, int]) -> int:

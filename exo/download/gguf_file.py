@@ -42,6 +42,13 @@ class GGUFFile(ModelSource):
             converted.rename(folder)
         return folder
 
+    def remove(self, card: ModelCard) -> bool:
+        folder = self._folder(card)
+        if folder is None or not folder.is_dir():
+            return False
+        shutil.rmtree(folder)
+        return True
+
     def _folder(self, card: ModelCard) -> Path | None:
         """Named by the file's path, size and time, so a changed file is converted anew."""
         if card.path is None or not card.path.is_file():

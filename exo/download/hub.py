@@ -24,6 +24,7 @@ import aiohttp
 import httpx2
 import huggingface_hub
 from filelock import FileLock, Timeout
+from huggingface_hub import constants, hf_api
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -105,6 +106,16 @@ class Hub(ModelSource):
             raise DownloadCancelled(
                 f"the download of {card.repo} was cancelled; what came is kept"
             ) from None
+
+    def remove(self, card: ModelCard) -> bool:
+        """All revisions: their files are shared."""
+        if card.repo is None:
+            return False
+        folder = RepoCache(split_revision(card.repo)[0]).folder
+        if not folder.is_dir():
+            return False
+        shutil.rmtree(folder)
+        return True
 
     def cancel(self, card: ModelCard) -> bool:
         running = [(loop, task) for repo, loop, task in self._running if repo == card.repo]
@@ -260,7 +271,7 @@ class HubSupplier(Supplier):
 
 def hub_session() -> aiohttp.ClientSession:
     """HTTP as the hub wants it: the user's token, the environment's proxy and certificates."""
-    wait_s = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    wait_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
     return aiohttp.ClientSession(
         headers=build_hf_headers(library_name="exo"),
         trust_env=True,
@@ -350,7 +361,7 @@ async def _look_up(repo: str, revision: str, endpoint: str | None) -> Listing:
         except hub_errors.OfflineModeIsEnabled as error:
             raise SourceUnreachable("the hub is not asked: HF_HUB_OFFLINE is set") from error
         except (httpx2.TransportError, OSError) as error:
-            url = endpoint or huggingface_hub.constants.ENDPOINT
+            url = endpoint or constants.ENDPOINT
             failure = SourceUnreachable(
                 f"the hub ({url}) cannot be reached: {error}; check the network, HTTPS_PROXY and "
                 "HF_ENDPOINT"
@@ -371,7 +382,7 @@ def _list_repo(repo: str, revision: str, endpoint: str | None) -> Listing:
         raise DownloadFailed(f"the hub names no commit for {repo}@{revision}")
     files = []
     for entry in api.list_repo_tree(repo, recursive=True, revision=commit):
-        if isinstance(entry, huggingface_hub.hf_api.RepoFile):
+        if isinstance(entry, hf_api.RepoFile):
             sha256, size = (entry.lfs.sha256, entry.lfs.size) if entry.lfs else (None, entry.size)
             files.append(RepoFile(entry.path, size, entry.blob_id, sha256, entry.xet_hash))
     return Listing(repo, commit, tuple(files))

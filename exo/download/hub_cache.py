@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 from filelock import FileLock
+from huggingface_hub import constants
 
 from exo.errors import ModelUnsupported
 
@@ -80,7 +80,7 @@ _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 def cache_folder() -> Path:
     """HF_HUB_CACHE, or HF_HOME/hub."""
-    return Path(huggingface_hub.constants.HF_HUB_CACHE)
+    return Path(constants.HF_HUB_CACHE)
 
 
 def cached_repos() -> list[str]:

@@ -17,6 +17,8 @@ from exo.errors import DownloadFailed
 
 BLOCK = 1 << 20
 
+_FLUSH = 64  # blocks
+
 
 class PartialFile:
     """Who opens it holds the file's lock. Writers are on one thread, hashing is on its own."""
@@ -100,6 +102,9 @@ class PartialFile:
             for block in range(len(self._blocks)):
                 self._wait_for(block)
                 hashed.update(data.read(BLOCK))
+                if block % _FLUSH == _FLUSH - 1:
+                    # Bit by bit while the rest comes, not all at the end.
+                    os.fsync(data.fileno())
         return hashed.hexdigest()
 
     def _wait_for(self, block: int) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from exo.download.hub_cache import Listing, RepoCache, RepoFile, cached_repos
 from exo.download.partial_file import BLOCK, PartialFile
-from exo.download.transfer import Rules, Supplier
+from exo.download.transfer import Patience, Rules, Supplier
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 
 POLL_S = 0.25
@@ -56,6 +56,7 @@ class FilePeer(Supplier):
     """Another node that may have files of one repo."""
 
     kind = "peer"
+    patience = Patience(0.2, 1.0, attempts=3)  # there are others
     node_id: str
 
     @abstractmethod
@@ -244,6 +245,13 @@ class Swarm(Rules):
             before = self._grew.get((peer.node_id, one.digest))
             if before is None or before[0] != count:
                 self._grew[peer.node_id, one.digest] = (count, now)
+
+    def may_at_all(self, supplier: Supplier, file: RepoFile) -> bool:
+        if isinstance(supplier, FilePeer):
+            return file.digest in self._held.get(supplier.node_id, {})
+        holders = (p for p in self.peers if not p.given_up)
+        held = (self._held.get(peer.node_id, {}).get(file.digest) for peer in holders)
+        return not any(one is not None and one.is_whole for one in held)
 
     def may(self, supplier: Supplier, file: RepoFile, start: int, end: int) -> bool:
         """True if this span should come from that supplier now."""

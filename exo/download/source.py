@@ -42,6 +42,10 @@ class ModelSource(ABC):
         """
         raise ModelNotFound(f"{self.name} cannot fetch {card.model_id}")
 
+    def remove(self, card: ModelCard) -> bool:
+        """Delete the model's files; False if there are none of this source's making."""
+        return False
+
     def cancel(self, card: ModelCard) -> bool:
         """Stop a fetch of this model, which raises DownloadCancelled; False if there is none."""
         return False

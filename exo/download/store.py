@@ -12,7 +12,7 @@ from filelock import FileLock
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.source import LocalDirectory, ModelSource
-from exo.errors import ModelNotFound, SourceUnreachable
+from exo.errors import InvalidRequest, ModelNotFound, SourceUnreachable
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 
 
@@ -80,6 +80,26 @@ class ModelStore:
         lock = self._locks.setdefault(model_id, asyncio.Lock())
         async with lock:
             return await asyncio.to_thread(self._fetch, card, on_progress, renew)
+
+    def size(self, path: Path) -> int:
+        """Bytes of a model's directory."""
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+    def remove(self, model_id: str) -> int:
+        """Delete a model's files; the bytes freed.
+
+        Raises:
+            ModelNotFound: it is not here.
+            InvalidRequest: its files are the user's own.
+        """
+        card = resolve(model_id)
+        here = self.find(model_id)
+        freed = self.size(here) if here is not None else 0
+        if card.path is not None and card.path.is_dir():
+            raise InvalidRequest(f"{card.path} is a directory of your own; delete it yourself")
+        if not sum(source.remove(card) for source in self._sources):
+            raise ModelNotFound(f"{model_id} is not on this machine", param="model")
+        return freed
 
     def cancel(self, model_id: str) -> bool:
         """Stop a fetch of this model; False if there is none.

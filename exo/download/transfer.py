@@ -46,6 +46,7 @@ class Supplier(ABC):
     name: str
     kind: str
     workers: int
+    patience: Patience | None = None  # its own; None: the transfer's
     given_up = False
     """Set once it has failed too often."""
 
@@ -131,6 +132,10 @@ class Rules(ABC):
     async def until_next_poll(self) -> None: ...
 
     @abstractmethod
+    def may_at_all(self, supplier: Supplier, file: RepoFile) -> bool:
+        """False if no span of the file should come from that supplier now."""
+
+    @abstractmethod
     def may(self, supplier: Supplier, file: RepoFile, start: int, end: int) -> bool: ...
 
 
@@ -149,13 +154,14 @@ class Transfer:
         patience: Patience | None = None,
         rules: Rules | None = None,
     ) -> None:
-        self._serving = [_Serving(s, patience or Patience()) for s in suppliers]
+        self._serving = [_Serving(s, s.patience or patience or Patience()) for s in suppliers]
         self._on_arrived = on_arrived
         self._on_verified = on_verified
         self._rules = rules
         self._span = rules.span if rules else SPAN
         self._works: list[_Work] = []  # not verified yet
         self._changed = asyncio.Condition()
+        self._polling: asyncio.Task[None] | None = None
 
     async def fetch(self, files: Sequence[tuple[RepoFile, Path]]) -> None:
         """Fetch each file into its blob.
@@ -183,7 +189,7 @@ class Transfer:
                         for _ in range(serving.supplier.workers):
                             group.create_task(self._serve(serving))
                     if self._rules is not None:
-                        group.create_task(self._keep_polling(self._rules))
+                        self._polling = group.create_task(self._keep_polling(self._rules))
             except OSError as error:
                 raise _storage_error(error) from error
             except BaseExceptionGroup as failures:
@@ -193,7 +199,8 @@ class Transfer:
                 raise cause from failures
 
     async def _keep_polling(self, rules: Rules) -> None:
-        while self._works:
+        """Until it is cancelled with the last file."""
+        while True:
             await rules.until_next_poll()
             await rules.poll()
             async with self._changed:
@@ -221,17 +228,17 @@ class Transfer:
     def _take(self, serving: _Serving) -> tuple[_Work, int, int] | None:
         """The next span that this supplier should bring; None while there is none."""
         for work in self._works:
-            if serving not in work.suppliers:
+            if serving not in work.suppliers or not work.spans:
+                continue
+            rules = self._rules if len(work.suppliers) > 1 else None
+            if rules is not None and not rules.may_at_all(serving.supplier, work.file):
                 continue
             for index, (start, end) in enumerate(work.spans):
-                if len(work.suppliers) == 1 or self._may(serving, work, start, end):
+                if rules is None or rules.may(serving.supplier, work.file, start, end):
                     del work.spans[index]
                     work.partial.on_its_way.add((start, end))
                     return work, start, end
         return None
-
-    def _may(self, serving: _Serving, work: _Work, start: int, end: int) -> bool:
-        return self._rules is None or self._rules.may(serving.supplier, work.file, start, end)
 
     async def _read(
         self, serving: _Serving, work: _Work, start: int, end: int
@@ -247,7 +254,8 @@ class Transfer:
                         raise SupplierFailed(
                             DownloadFailed(f"{supplier.name} sent more than it was asked for")
                         )
-                    work.partial.write(at, piece)
+                    # Elsewhere, so that the next piece is received meanwhile.
+                    await asyncio.to_thread(work.partial.write, at, piece)
                     work.partial.mark(at // BLOCK * BLOCK, at + len(piece))
                     at += len(piece)
                     serving.failures = 0
@@ -299,6 +307,8 @@ class Transfer:
         async with self._changed:
             self._works.remove(work)
             self._changed.notify_all()
+        if not self._works and self._polling is not None:
+            self._polling.cancel()
 
     def _doubt(self, work: _Work, found: str) -> None:
         """A file has the wrong bytes. Who sent them is only known where one supplier sent all, so

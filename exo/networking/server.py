@@ -97,7 +97,13 @@ class NodeServer:
 
     def __init__(self, handler: NodeHandler) -> None:
         self._server = grpc.aio.server(options=OPTIONS)
-        add_NodeServiceServicer_to_server(_Servicer(handler), self._server)
+        servicer = _Servicer(handler)
+        add_NodeServiceServicer_to_server(servicer, self._server)
+        # Pieces of files are bytes from end to end; a message would be copied twice more.
+        read_file = grpc.unary_stream_rpc_method_handler(
+            servicer.ReadFile, pb.ReadFileRequest.FromString
+        )
+        self._server.add_registered_method_handlers("exo.NodeService", {"ReadFile": read_file})
 
     async def start(self, hosts: list[str], port: int) -> int:
         """Listen; port 0 picks a free one. Returns the port.
@@ -210,15 +216,13 @@ class _Servicer(NodeServiceServicer):
         listing = asyncio.to_thread(self._handler.sharing.listing, request.repo, request.revision)
         return messages.listing_to_pb(await _answer(context, listing))
 
-    async def ReadFile(
-        self, request: pb.ReadFileRequest, context: Context
-    ) -> AsyncIterator[pb.FilePiece]:
+    async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[Any]:
         try:
             pieces = self._handler.sharing.read(
                 request.repo, request.digest, request.start, request.end
             )
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield pb.FilePiece(data=piece)
+                yield piece
         except ExoError as error:
             await abort(context, error)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from exo.errors import (
     ExoError,
     InvalidRequest,
     ModelNotFound,
+    Overloaded,
     PeerUnavailable,
     PlanMismatch,
     StepTimeout,
@@ -259,7 +260,7 @@ class StandardNode(NodeHandler):
             memory += self.rings.held_bytes(description)
         return Prepared(description, memory)
 
-    async def _bring(self, model_id: str, on_progress: OnProgress) -> Path:
+    async def _bring(self, model_id: str, on_progress: OnProgress, *, renew: bool = False) -> Path:
         """The model's files; what is done for them is everyone's to see."""
         moved = False
 
@@ -271,7 +272,7 @@ class StandardNode(NodeHandler):
             on_progress(replace(progress, node_id=self.config.node_id))
 
         try:
-            path = await self.store.ensure(model_id, heard)
+            path = await self.store.ensure(model_id, heard, renew=renew)
         except ExoError as error:
             phase = "cancelled" if isinstance(error, DownloadCancelled) else "failed"
             self.activity.note(model_id, Progress(phase, model_id, warning=error.message))
@@ -281,18 +282,40 @@ class StandardNode(NodeHandler):
             self.activity.note(model_id, replace(last, phase="ready", done=last.total))
         return path
 
-    async def download(self, model_id: str, *, everywhere: bool) -> None:
-        """Bring a model's files to this node, or to every live one. What goes on, and how it ends
-        on each, is in `activity`.
+    async def download(self, model_id: str, *, everywhere: bool) -> dict[str, ExoError | None]:
+        """Bring a model's files, or what a newer revision changed of them, to this node, and where
+        asked to every live one; how it ended on each. What goes on meanwhile is in `activity`."""
+        others = self._members() if everywhere else {}
+        others.pop(self.config.node_id, None)
+        calls: dict[str, Coroutine[Any, Any, object]] = {self.config.node_id: self._renew(model_id)}
+        calls |= {node: member.prepare(model_id, _unheard) for node, member in others.items()}
+        ends: dict[str, ExoError | None] = {}
+        outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)
+        for node_id, outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ExoError):
+                raise outcome
+            ends[node_id] = outcome if isinstance(outcome, ExoError) else None
+        return ends
+
+    async def _renew(self, model_id: str) -> None:
+        await self._bring(model_id, _unheard, renew=True)
+        self._descriptions.pop(model_id, None)
+
+    async def remove(self, model_id: str) -> int:
+        """Delete a model's files from this machine; the bytes freed.
 
         Raises:
-            ExoError: a node failed; the others go on to their end.
+            Overloaded: a ring here serves it.
+            ModelNotFound: it is not here.
+            InvalidRequest: its files are the user's own.
         """
-        members = self._members() if everywhere else {self.config.node_id: self}
-        calls = (member.prepare(model_id, _unheard) for member in members.values())
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if any(shard.model_id == model_id for shard in self.rings.shards):
+            raise Overloaded(
+                f"{model_id} is loaded on node {self.config.node_id}; stop the node to remove it"
+            )
+        freed = await asyncio.to_thread(self.store.remove, model_id)
+        self._descriptions.pop(model_id, None)
+        return freed
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         """Load this node's shard of a plan and take its place in the ring.

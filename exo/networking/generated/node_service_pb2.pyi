@@ -1138,16 +1138,12 @@ Global___ReadFileRequest: _TypeAlias = ReadFileRequest  # noqa: Y015
 class FilePiece(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    DATA_FIELD_NUMBER: _builtins.int
-    data: _builtins.bytes
     def __init__(
         self,
-        *,
-        data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -185,7 +185,8 @@ class NodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """A range of a file that the receiver has.
+        """A range of a file that the receiver has. The pieces are its bytes, not messages of their own:
+        see exo/networking/server.py.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
