@@ -23,6 +23,9 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from exo.errors import ModelUnsupported
 from exo.inference.engine import ForwardBatch, Slice
@@ -440,6 +443,17 @@ def _filled(arguments: Any) -> dict[str, Any]:
         if required or too_large or sizes:
             config[field.name] = _COMMON[field.name]
     return config
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a word ("word1" to the vocabulary's end), and a chat template."""
+    words = {"<unk>": 0} | {f"word{i}": i for i in range(1, VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    described["chat_template"] = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
 def write_checkpoint(model_type: str, folder: Path, config: dict[str, Any] | None = None) -> None:

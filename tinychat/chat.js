@@ -124,6 +124,42 @@ async function* events(response) {
   }
 }
 
+// What each node does for a model while its first answer waits: a bar for each.
+function watchNodes(model, into) {
+  const nodes = new Map();
+  const source = new EventSource("/v1/events");
+  source.addEventListener("progress", ({ data }) => {
+    const event = JSON.parse(data);
+    if (event.model !== model) return;
+    nodes.set(event.node_id, event);
+    into.replaceChildren(...[...nodes.values()].map(nodeBar));
+  });
+  return source;
+}
+
+function nodeBar({ node_id, phase, done, total, speed, eta_s, warning }) {
+  const row = document.createElement("label");
+  const bar = document.createElement("progress");
+  const facts = [
+    `${node_id}: ${phase}`,
+    total ? `${megabytes(done)} of ${megabytes(total)}` : "",
+    speed ? `${megabytes(speed)}/s` : "",
+    eta_s ? `${Math.ceil(eta_s)} s left` : "",
+    warning ?? "",
+  ];
+  row.className = "node";
+  row.append(note(facts.filter(Boolean).join(" · ")), bar);
+  if (total || phase === "ready") {
+    bar.max = total || 1;
+    bar.value = phase === "ready" ? bar.max : done;
+  }
+  return row;
+}
+
+function megabytes(bytes) {
+  return `${(bytes / 1e6).toFixed(0)} MB`;
+}
+
 function failure({ message }) {
   return new Error(message);
 }
@@ -133,6 +169,8 @@ async function answer() {
   body.append(note("…"));
   streaming = new AbortController();
   setBusy(true);
+  const bars = document.createElement("div");
+  let watch = null; // EventSource, while the answer waits
   let text = "";
   try {
     const response = await fetch("/v1/chat/completions", {
@@ -146,9 +184,11 @@ async function answer() {
       const follow = nearBottom();
       if (event.error) throw failure(event.error);
       if (event.waiting) {
-        if (!text) body.replaceChildren(note(event.waiting));
+        if (!text) body.replaceChildren(note(event.waiting), bars);
+        watch ??= watchNodes(page.model.value, bars);
         continue;
       }
+      watch?.close();
       text += event.choices[0]?.delta.content ?? "";
       if (text) render(body, text);
       if (follow) scrollDown();
@@ -159,6 +199,7 @@ async function answer() {
       error.name === "AbortError" ? note(" stopped") : note(` ${error.message}`, "error"),
     );
   } finally {
+    watch?.close();
     // What was said before a stop or an error stays part of the conversation.
     if (text) conversation.push({ role: "assistant", content: text });
     else conversation.pop();

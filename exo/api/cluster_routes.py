@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from exo import __version__
+from exo.orchestration.activity import as_json
 from exo.orchestration.node import StandardNode
 
 
@@ -19,9 +20,11 @@ class ClusterRoutes:
         app.router.add_get("/healthcheck", self.healthcheck)
 
     async def topology(self, http: web.Request) -> web.Response:
-        """Nodes, links and plans as this node sees them, and what it holds itself."""
+        """Nodes, links, plans and what every node is doing for a model, as this node sees them,
+        and what it holds itself."""
         view = self._node.topology().to_json()
         view["plans"] = [plan.to_json() for plan in self._node.plans]
+        view["activity"] = [as_json(progress) for progress in self._node.activity.everyone()]
         view["status"] = self._node.status()
         return web.json_response(view)
 

@@ -115,6 +115,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         choices=(2, 3, 4, 6, 8),
         help="bits for GGUF weights that would otherwise stay float16",
     )
+    who.add_argument(
+        "--models-dir",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folder that holds a directory for each model, only read; may be repeated",
+    )
     net = parser.add_argument_group("other nodes")
     net.add_argument(
         "--cluster", default="exo", help="only nodes of the same name join (default exo)"
@@ -164,6 +172,12 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     api.add_argument("--disable-tui", action="store_true", help="plain lines instead of a screen")
 
 
+def _folder(path: Path) -> Path:
+    if not path.expanduser().is_dir():
+        raise InvalidRequest(f"--models-dir {path}: there is no such folder")
+    return path.expanduser().resolve()
+
+
 def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The node's settings from parsed flags. Imports late: `exo --help` needs none of it."""
     from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig
@@ -191,4 +205,5 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         precise=args.precise,
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         quantize=args.quantize,
+        models_folders=tuple(_folder(path) for path in args.models_dir),
     )

@@ -366,7 +366,7 @@ async def _look_up(repo: str, revision: str, endpoint: str | None) -> Listing:
                 f"the hub ({url}) cannot be reached: {error}; check the network, HTTPS_PROXY and "
                 "HF_ENDPOINT"
             )
-            if isinstance(error, httpx2.ConnectError) and attempt > 1:
+            if attempt > 1:  # a mirror may be waiting for its turn
                 raise failure from error
         if attempt == _LOOK_UPS:
             raise failure

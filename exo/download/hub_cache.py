@@ -117,10 +117,13 @@ class RepoCache:
         if commit is None or not (self.snapshot(commit) / "config.json").is_file():
             return None
         listing = self.listing(commit)
-        if listing is not None:
-            whole = all(self.has(commit, file) for file in needed_files(listing))
-        else:  # fetched by a tool that keeps no listing
+        if listing is None:  # fetched by a tool that keeps none
             whole = _looks_whole(self.snapshot(commit))
+        else:
+            try:
+                whole = all(self.has(commit, file) for file in needed_files(listing))
+            except ModelUnsupported:
+                return None  # not for exo; who asks for it is told why when it is fetched
         return self.snapshot(commit) if whole else None
 
     def has(self, commit: str, file: RepoFile) -> bool:

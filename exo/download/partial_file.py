@@ -7,9 +7,11 @@ was writing; the next one goes on from the map.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from exo.download.hub_cache import RepoFile
@@ -21,7 +23,8 @@ _FLUSH = 64  # blocks
 
 
 class PartialFile:
-    """Who opens it holds the file's lock. Writers are on one thread, hashing is on its own."""
+    """Who opens it holds the file's lock. Writing, hashing and `close` may be on different threads;
+    all else is the event loop's."""
 
     def __init__(self, blob: Path, file: RepoFile) -> None:
         self.file = file
@@ -40,6 +43,7 @@ class PartialFile:
         self.on_its_way: set[tuple[int, int]] = set()  # ranges somebody is asked for
         self._changed = threading.Condition()
         self._closed = False
+        self._users = 0  # threads that use the descriptors
 
     @property
     def done_bytes(self) -> int:
@@ -70,11 +74,16 @@ class PartialFile:
         return ranges
 
     def write(self, start: int, data: bytes) -> None:
-        """Put bytes at `start`; nothing is marked as there yet."""
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._data, view, start)
-            view, start = view[written:], start + written
+        """Put bytes at `start`; nothing is marked as there yet.
+
+        Raises:
+            DownloadFailed: closed before.
+        """
+        with self._used():
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(self._data, view, start)
+                view, start = view[written:], start + written
 
     def mark(self, start: int, end: int) -> None:
         """Everything in [start, end) is written, where `start` begins a block: its whole blocks are
@@ -107,6 +116,19 @@ class PartialFile:
                     os.fsync(data.fileno())
         return hashed.hexdigest()
 
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        with self._changed:
+            if self._closed:
+                raise DownloadFailed(f"the download of {self.file.path} was stopped")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+
     def _wait_for(self, block: int) -> None:
         with self._changed:
             while not self._blocks[block]:
@@ -116,10 +138,11 @@ class PartialFile:
 
     def finish(self) -> None:
         """The file is whole and verified: it gets its name."""
-        os.fsync(self._data)
-        self.data_path.replace(self._blob)
-        self._map_path.unlink(missing_ok=True)
-        _sync_folder(self._blob.parent)
+        with self._used():
+            os.fsync(self._data)
+            self.data_path.replace(self._blob)
+            self._map_path.unlink(missing_ok=True)
+            _sync_folder(self._blob.parent)
 
     def clear(self) -> None:
         """Forget what was fetched."""
@@ -128,11 +151,13 @@ class PartialFile:
             os.pwrite(self._map, self._blocks, 0)
 
     def close(self) -> None:
+        """Wait for who is writing, then let go: a descriptor's number is soon another file's."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._users == 0)
         os.close(self._data)
         os.close(self._map)
 

@@ -29,10 +29,18 @@ class Progress:
     speed: float = 0.0
     average_speed: float = 0.0
 
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until all is done at the current speed; None where nobody can say."""
+        left = self.total - self.done
+        return left / self.speed if self.speed > 0 and left > 0 else None
+
     def __str__(self) -> str:
         where = f" on {self.node_id}" if self.node_id else ""
         share = f" {100 * self.done // self.total}%" if self.total else ""
-        return f"{self.phase} {self.detail}{share}{where}"
+        speed = f", {self.speed / 1e6:.0f} MB/s" if self.speed >= 1e6 else ""
+        eta = f", {self.eta_s:.0f} s left" if self.eta_s is not None else ""
+        return f"{self.phase} {self.detail}{share}{where}{speed}{eta}"
 
 
 OnProgress = Callable[[Progress], None]

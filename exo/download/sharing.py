@@ -21,12 +21,15 @@ from pathlib import Path
 from exo.download.hub_cache import Listing, RepoCache, RepoFile, cached_repos
 from exo.download.partial_file import BLOCK, PartialFile
 from exo.download.transfer import Patience, Rules, Supplier
-from exo.errors import ExoError, InvalidRequest, ModelNotFound
+from exo.errors import DownloadFailed, ExoError, InvalidRequest, ModelNotFound, PeerUnavailable
 
 POLL_S = 0.25
 
 STALLED_S = 4.0
 """A peer that has fetched nothing for so long keeps no part of a file to itself."""
+
+WAITING_S = 30.0
+"""A peer that has not all files and fetches nothing for so long is waited for no more."""
 
 SHARED_SPAN = 4 * BLOCK
 """Bytes of one request where peers swap parts: smaller than to the hub alone, to spread sooner."""
@@ -127,17 +130,22 @@ class Sharing:
         _check(repo, digests)
         found = []
         with self._mutex:
-            now = time.monotonic()
-            if any(self._others.get((d, node_id), 0.0) < now - STALLED_S for d in digests):
-                for tell in self._on_new:
-                    tell()
+            if node_id in self.neighbours():
+                self._note_other(node_id, digests)
             for digest in digests:
-                self._others[digest, node_id] = now
                 if (partial := self._partials.get(digest)) is not None:
                     found.append(Held(digest, False, partial.states()))
                 elif _blob(repo, digest).is_file():
                     found.append(Held(digest, True))
         return found
+
+    def _note_other(self, node_id: str, digests: Sequence[str]) -> None:
+        now = time.monotonic()
+        if any(self._others.get((d, node_id), 0.0) < now - STALLED_S for d in digests):
+            for tell in self._on_new:
+                tell()
+        self._others = {key: at for key, at in self._others.items() if at > now - STALLED_S}
+        self._others |= dict.fromkeys(((digest, node_id) for digest in digests), now)
 
     def fetching(self, digest: str) -> set[str]:
         """Nodes that said lately that they fetch a file."""
@@ -172,6 +180,8 @@ class Sharing:
             data.seek(start)
             while start < end:
                 piece = data.read(min(_PIECE, end - start))
+                if not piece:
+                    raise ModelNotFound(f"{digest} of {repo} became shorter")
                 start += len(piece)
                 yield piece
 
@@ -202,6 +212,8 @@ class Swarm(Rules):
         self._grew: dict[tuple[str, str], tuple[int, float]] = {}  # (node, digest) -> blocks, when
         self._partials: Sequence[PartialFile] = ()
         self._fetching: dict[str, set[str]] = {}  # by digest: who fetched it at the last poll
+        self._answered: dict[str, float] = {}
+        self._began = time.monotonic()
         self._somebody_new = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -238,26 +250,44 @@ class Swarm(Rules):
             # It is gone or busy; its part is anybody's until it answers again.
             self._held.pop(peer.node_id, None)
             return
-        self._held[peer.node_id] = {one.digest: one for one in held}
         now = time.monotonic()
+        self._answered[peer.node_id] = now
+        self._held[peer.node_id] = {one.digest: one for one in held}
         for one in held:
             count = one.blocks.count(1)
             before = self._grew.get((peer.node_id, one.digest))
             if before is None or before[0] != count:
                 self._grew[peer.node_id, one.digest] = (count, now)
 
-    def may_at_all(self, supplier: Supplier, file: RepoFile) -> bool:
+    def lost(self, supplier: Supplier) -> ExoError | None:
+        if not isinstance(supplier, FilePeer) or supplier.given_up:
+            return None
+        now = time.monotonic()
+        if now - self._answered.get(supplier.node_id, self._began) > STALLED_S:
+            return PeerUnavailable(f"{supplier.name} does not answer")
+        held = self._held.get(supplier.node_id, {})
+        wanted = [p.file.digest for p in self._partials if p.missing()]
+        has_some = any(digest in held and held[digest].is_whole for digest in wanted)
+        grew = [at for (node, _), (_, at) in self._grew.items() if node == supplier.node_id]
+        if not has_some and now - max(grew, default=self._began) > WAITING_S:
+            return DownloadFailed(f"{supplier.name} has not all files and fetches no more")
+        return None
+
+    def may_at_all(self, supplier: Supplier, file: RepoFile, *, alone: bool) -> bool:
         if isinstance(supplier, FilePeer):
             return file.digest in self._held.get(supplier.node_id, {})
+        if alone:
+            return True
         holders = (p for p in self.peers if not p.given_up)
         held = (self._held.get(peer.node_id, {}).get(file.digest) for peer in holders)
         return not any(one is not None and one.is_whole for one in held)
 
-    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int) -> bool:
-        """True if this span should come from that supplier now."""
+    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> bool:
         if isinstance(supplier, FilePeer):
             held = self._held.get(supplier.node_id, {}).get(file.digest)
             return held is not None and held.state(start, end) == 1
+        if alone:
+            return True
         fetching = self._sharing.fetching(file.digest)
         if not fetching <= self._fetching.get(file.digest, set()):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from exo.download.progress import OnProgress
@@ -62,4 +63,24 @@ class LocalDirectory(ModelSource):
     def find(self, card: ModelCard) -> Path | None:
         if card.path is not None and (card.path / "config.json").is_file():
             return card.path
+        return None
+
+
+class ModelsFolders(ModelSource):
+    """Folders of the user's that hold a directory for each model; only read, so they may be
+    another machine's disk. A repo org/name is looked for as org/name, org--name and name."""
+
+    name = "models folder"
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    def find(self, card: ModelCard) -> Path | None:
+        repo = (card.repo or card.model_id).partition("@")[0]
+        names = (repo, repo.replace("/", "--"), repo.rpartition("/")[2], card.model_id)
+        for folder in self._folders:
+            for name in names:
+                found = folder / name
+                if (found / "config.json").is_file() and any(found.glob("model*.safetensors")):
+                    return found
         return None

@@ -11,15 +11,19 @@ from filelock import FileLock
 
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
-from exo.download.source import LocalDirectory, ModelSource
+from exo.download.source import LocalDirectory, ModelsFolders, ModelSource
 from exo.errors import InvalidRequest, ModelNotFound, SourceUnreachable
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 
 
 def default_sources(
-    models_dir: Path, quantize: int | None = None, sharing: Sharing | None = None
+    models_dir: Path,
+    quantize: int | None = None,
+    sharing: Sharing | None = None,
+    folders: Sequence[Path] = (),
 ) -> list[ModelSource]:
-    """Every source, in the order they are asked. `sharing`: what a node shares with its peers."""
+    """Every source, in the order they are asked. `sharing`: what a node shares with its peers;
+    `folders`: the user's own, with a directory for each model."""
     # GGUF conversion imports MLX: only when sources are made, never for `exo --help`.
     from exo.download.gguf_file import GGUFFile
     from exo.download.hub import Hub
@@ -27,6 +31,7 @@ def default_sources(
 
     return [
         LocalDirectory(),
+        ModelsFolders(folders),
         GGUFFile(models_dir, quantize),
         Hub(sharing=sharing),
         Wheel(models_dir),

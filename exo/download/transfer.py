@@ -132,11 +132,16 @@ class Rules(ABC):
     async def until_next_poll(self) -> None: ...
 
     @abstractmethod
-    def may_at_all(self, supplier: Supplier, file: RepoFile) -> bool:
+    def may_at_all(self, supplier: Supplier, file: RepoFile, *, alone: bool) -> bool:
         """False if no span of the file should come from that supplier now."""
 
     @abstractmethod
-    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int) -> bool: ...
+    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> bool:
+        """True if this span should come from that supplier now. `alone`: there is no other."""
+
+    @abstractmethod
+    def lost(self, supplier: Supplier) -> ExoError | None:
+        """Why nothing more is to be hoped for from that supplier, if so."""
 
 
 class Transfer:
@@ -204,6 +209,10 @@ class Transfer:
             await rules.until_next_poll()
             await rules.poll()
             async with self._changed:
+                for serving in self._serving:
+                    if (error := rules.lost(serving.supplier)) is not None:
+                        serving.supplier.given_up = True
+                        self._without(serving, self._works, error)
                 self._changed.notify_all()
 
     async def _serve(self, serving: _Serving) -> None:
@@ -230,11 +239,11 @@ class Transfer:
         for work in self._works:
             if serving not in work.suppliers or not work.spans:
                 continue
-            rules = self._rules if len(work.suppliers) > 1 else None
-            if rules is not None and not rules.may_at_all(serving.supplier, work.file):
+            rules, who, alone = self._rules, serving.supplier, len(work.suppliers) == 1
+            if rules is not None and not rules.may_at_all(who, work.file, alone=alone):
                 continue
             for index, (start, end) in enumerate(work.spans):
-                if rules is None or rules.may(serving.supplier, work.file, start, end):
+                if rules is None or rules.may(who, work.file, start, end, alone=alone):
                     del work.spans[index]
                     work.partial.on_its_way.add((start, end))
                     return work, start, end
@@ -282,19 +291,22 @@ class Transfer:
             self._without(serving, [work])
         elif not serving.failed(failure):
             serving.supplier.given_up = True
-            self._without(serving, self._works)
+            self._without(serving, self._works, failure.error)
 
     def _arrived(self, work: _Work, kind: str, count: int, trouble: str = "") -> None:
         work.came[kind] += count
         self._on_arrived(Arrived(work.file, kind, count, trouble))
 
-    def _without(self, serving: _Serving, works: list[_Work]) -> None:
+    def _without(
+        self, serving: _Serving, works: list[_Work], error: ExoError | None = None
+    ) -> None:
         """These files do not come from this supplier any more."""
         for work in works:
             if serving in work.suppliers:
                 work.suppliers.remove(serving)
             if not work.suppliers:
-                raise work.error or DownloadFailed(f"nobody could bring {work.file.path}")
+                failed = error or work.error
+                raise failed or DownloadFailed(f"nobody could bring {work.file.path}")
 
     async def _verify(self, work: _Work) -> None:
         """Hash the file while it comes; name it, or fetch it again from somebody else."""

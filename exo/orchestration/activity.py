@@ -115,8 +115,7 @@ class Activity:
 
 def as_json(progress: Progress) -> dict[str, Any]:
     """One node's work for one model, for API clients. Bytes, bytes a second, seconds."""
-    left = progress.total - progress.done
-    eta = left / progress.speed if progress.speed > 0 and left > 0 else None
+    eta = progress.eta_s
     return {
         "model": progress.model_id,
         "node_id": progress.node_id,

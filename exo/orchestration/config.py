@@ -31,6 +31,7 @@ class NodeConfig:
     precise: bool = False  # float instead of 8-bit activations in the cpu engine
     memory_bytes: int | None = None
     quantize: int | None = None
+    models_folders: tuple[Path, ...] = ()  # of the user's, a directory for each model, only read
     heartbeat_interval_s: float = 0.5
     heartbeat_timeout_s: float = 1.4
     announce_interval_s: float = 1.0

@@ -186,8 +186,22 @@ class StandardNode(NodeHandler):
                     yield event
 
     async def describe(self, model_id: str, on_progress: OnProgress) -> ModelDescription:
-        """The model, its files brought here first if need be."""
+        """The model, its files brought here first if need be; then to all nodes at once, as the
+        planner will want them there."""
+        if self.plans.of(model_id) is None and not await asyncio.to_thread(
+            self.store.find, model_id
+        ):
+            for node_id, member in self._members().items():
+                if node_id != self.config.node_id:
+                    self._tasks.background(self._have_brought(member, model_id), "bring")
         return (await self.prepare(model_id, on_progress)).description
+
+    async def _have_brought(self, member: Member, model_id: str) -> None:
+        try:
+            await member.prepare(model_id, _unheard)
+        except ExoError as error:
+            # The planner asks again, and says so to who waits.
+            logger.info("%s was not brought everywhere: %s", model_id, error.message)
 
     def topology(self) -> Topology:
         """The cluster as this node sees it now."""
@@ -269,6 +283,7 @@ class StandardNode(NodeHandler):
             moved = moved or progress.phase not in ("checking", "ready")
             if moved:
                 self.activity.note(model_id, progress)
+                progress = self.activity.of(model_id)  # with its speed
             on_progress(replace(progress, node_id=self.config.node_id))
 
         try:

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import zoo
 from cluster import Cluster, cluster, until
+from hub_server import HubServer
 from playwright.async_api import Page, async_playwright, expect
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -114,3 +116,40 @@ async def test_markup_in_a_message_is_text(page: Page) -> None:
 async def test_an_error_is_shown_as_one(page: Page, c: Cluster) -> None:
     await ask(page, "x" * 5000)
     await expect(page.locator(".error")).to_contain_text("the context of dummy is 4096")
+
+
+async def test_a_first_chat_shows_a_bar_for_each_node(tmp_path: Path) -> None:
+    repo = "mlx-community/Qwen3-0.6B-4bit"  # a name in the registry; here it is a tiny model
+    folder = tmp_path / "tiny"
+    zoo.write_checkpoint("llama", folder)
+    zoo.write_tokenizer(folder)
+    files = {f.name: f.read_bytes() for f in folder.iterdir()}
+    files["vocabulary.model"] = bytes(40 << 20)
+    with HubServer() as server:
+        server.put(repo, files)
+        server.rate = 2e5
+        async with cluster(tmp_path) as c, async_playwright() as playwright:
+            for name in ("n0", "n1"):
+                c.add(
+                    name,
+                    engine="cpu",
+                    EXO_HOME=str(tmp_path / f"home-{name}"),
+                    HF_HUB_CACHE=str(tmp_path / f"cache-{name}"),
+                    HF_ENDPOINT=server.url,
+                    HF_HUB_OFFLINE="0",
+                )
+            await c.together()
+            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            page = await browser.new_page()
+            await page.goto(c.nodes["n1"].url)
+            await page.select_option("#model", "qwen3-0.6b")
+            await ask(page, "word1 word2")
+            bars = page.locator(".assistant .node")
+            await expect(bars).to_have_count(2, timeout=15000)
+            for name in ("n0", "n1"):
+                mine = bars.filter(has_text=f"{name}: downloading")
+                await expect(mine).to_contain_text("of 4", timeout=15000)
+            server.rate = None
+            await expect(bars).to_have_count(0, timeout=30000)
+            await expect(page.locator(".assistant .error")).to_have_count(0)
+            await browser.close()

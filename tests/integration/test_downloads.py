@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,6 @@ import pytest
 import zoo
 from cluster import ApiError, Cluster, ExoProcess, cluster, until
 from hub_server import HubServer
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 REPO = "org/tiny"
 FILLER = 200 << 20
@@ -26,13 +22,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A tiny llama that runs, and beside it a large file that nothing reads but the download."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     zoo.write_checkpoint("llama", folder)
-    words = {"<unk>": 0} | {f"word{i}": i for i in range(1, zoo.VOCABULARY)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    described = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
-    described["chat_template"] = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    zoo.write_tokenizer(folder)
     found = {f.name: f.read_bytes() for f in folder.iterdir()}
     found["vocabulary.model"] = np.random.default_rng(0).bytes(FILLER)
     return found
@@ -120,6 +110,23 @@ async def test_who_comes_later_asks_peers_only_and_needs_no_hub(
             await ended(c, name, [name])
         check(tmp_path, ["online", "offline"], files)
         assert server.sent.total() == sent
+
+
+async def test_a_node_without_a_hub_follows_one_that_is_still_fetching(
+    tmp_path: Path, server: HubServer, files: dict[str, bytes]
+) -> None:
+    server.rate = 5e6
+    async with cluster(tmp_path) as c:
+        add(c, tmp_path, "a", server.url)
+        add(c, tmp_path, "offline", "")
+        await c.together()
+        await c.nodes["a"].post("/v1/download", {"model": REPO})
+        await until(lambda: is_past(c.nodes["a"], FILLER // 20), "bytes came from the hub")
+        await c.nodes["offline"].post("/v1/download", {"model": REPO})
+        items = await ended(c, "offline", ["a", "offline"])
+        assert {item["phase"] for item in items} == {"ready"}, items
+        check(tmp_path, ["a", "offline"], files)
+        assert server.sent.total() == sum(map(len, files.values()))
 
 
 @pytest.mark.parametrize("how", ["dies", "stalls", "lies"])

@@ -188,7 +188,7 @@ def test_a_repo_that_is_not_for_everyone_says_what_to_do(
     check(fetch(server))
 
 
-def test_what_is_not_there_is_named(server: HubServer) -> None:
+def test_what_is_not_there_is_named(server: HubServer, cache: Path) -> None:
     missing = ModelCard("org/no", "no", repo="org/no")
     with pytest.raises(AccessDenied, match=r"org/no.*no such repo"):
         fetch(server, missing)
@@ -197,6 +197,8 @@ def test_what_is_not_there_is_named(server: HubServer) -> None:
     server.put("org/pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     with pytest.raises(ModelUnsupported, match=r"only \.bin; pickled weights are not read"):
         fetch(server, ModelCard("p", "p", repo="org/pickled"))
+    huggingface_hub.snapshot_download("org/pickled", endpoint=server.url, cache_dir=cache)
+    assert Hub().listed() == [] and Hub().find(ModelCard("p", "p", repo="org/pickled")) is None
 
 
 def test_a_hub_that_is_not_there_is_said_within_seconds() -> None:

@@ -140,6 +140,19 @@ def test_a_local_directory_and_the_hugging_face_cache_are_used_as_they_are(
     assert Hub().find(resolve("org/other")) is None
 
 
+@pytest.mark.parametrize("name", ["org/tiny", "org--tiny", "tiny"])
+def test_folders_of_models_are_searched_and_only_read(name: str, tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "disk" / name)
+    (tmp_path / "home").mkdir()
+    sources = default_sources(tmp_path / "home", folders=[tmp_path / "disk"])
+    store = ModelStore(tmp_path / "home", sources)
+    assert store.find("org/tiny") == tmp_path / "disk" / name
+    assert store.find("org/other") is None
+    with pytest.raises(ModelNotFound):
+        store.remove("org/tiny")
+    assert store.find("org/tiny") == tmp_path / "disk" / name
+
+
 async def test_a_model_that_is_nowhere_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="hf download mlx-community/Qwen3-8B-4bit"):
         await store_in(tmp_path).ensure("qwen3-8b", lambda progress: None)
