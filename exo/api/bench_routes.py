@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from exo.api.json_body import json_with_model
 from exo.download.progress import Progress
 from exo.errors import InvalidRequest
 from exo.orchestration.benchmark import measure
@@ -26,12 +27,7 @@ class BenchRoutes:
 
     async def bench(self, http: web.Request) -> web.Response:
         """{"model", "context", "tokens", "batch"} -> {"first_token_s", "decode_tok_s", "nodes"}."""
-        try:
-            body = await http.json()
-        except ValueError as error:
-            raise InvalidRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict) or not isinstance(body.get("model"), str):
-            raise InvalidRequest("expected a JSON object with a model", param="model")
+        body = await json_with_model(http)
         context, tokens, batch = (_count(body, name) for name in LIMITS)
         timing = await measure(self._node, body["model"], context, tokens, batch, _unheard)
         plans = (plan for plan in self._node.plans if plan.model_id == body["model"])

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from exo.api.json_body import json_with_model
 from exo.errors import InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.orchestration.activity import as_json
@@ -40,7 +41,10 @@ class DownloadRoutes:
     async def start(self, http: web.Request) -> web.Response:
         """{"model", "all_nodes", "wait"} -> 202 and {"model", "nodes"}; with "wait" 200 when it is
         over and how it ended on each node."""
-        body = await _body(http)
+        body = await json_with_model(http)
+        for name in ("all_nodes", "wait"):
+            if not isinstance(body.get(name, False), bool):
+                raise InvalidRequest(f"{name} is true or false", param=name)
         model_id, everywhere = body["model"], body.get("all_nodes", False)
         resolve(model_id)
         if body.get("wait", False):
@@ -104,16 +108,3 @@ class DownloadRoutes:
 
     async def _close(self, app: web.Application) -> None:
         await self._tasks.close()
-
-
-async def _body(http: web.Request) -> dict[str, Any]:
-    try:
-        body = await http.json()
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
-        raise InvalidRequest("expected a JSON object with a model", param="model")
-    for name in ("all_nodes", "wait"):
-        if not isinstance(body.get(name, False), bool):
-            raise InvalidRequest(f"{name} is true or false", param=name)
-    return body

@@ -19,8 +19,9 @@ from aiohttp import web
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.chat_request import ChatDefaults, ChatRequest, parse_chat_request
 from exo.api.errors import error_body
+from exo.api.json_body import json_body
 from exo.download.progress import Progress
-from exo.errors import ExoError, InvalidRequest, ModelNotFound
+from exo.errors import ExoError, ModelNotFound
 from exo.inference.sampling import SampledToken
 from exo.models.card import registry, resolve
 from exo.models.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ class OpenAIRoutes:
         app.router.add_get("/v1/models/{model_id:.+}", self.model)
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
-        request = parse_chat_request(await _json(http), self._defaults)
+        request = parse_chat_request(await json_body(http), self._defaults)
         resolve(request.model)
         if request.stream:
             return await _Stream(http, request, self._chat).respond()
@@ -80,13 +81,6 @@ class OpenAIRoutes:
             "name": registry()[model_id].name if model_id in registry() else model_id,
             "ready": any(plan.model_id == model_id for plan in self._node.plans),
         }
-
-
-async def _json(http: web.Request) -> Any:
-    try:
-        return json.loads(await http.read())
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the request body is not JSON: {error}") from error
 
 
 async def _whole(request: ChatRequest, answer: Answer) -> dict[str, Any]:

@@ -149,10 +149,12 @@ class PeerHandle:
                     on_progress(messages.progress_from_pb(event.progress))
         raise PeerUnavailable(f"planner {self._name} ended the call without a plan")
 
-    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
-        """Make the model's files present on the peer."""
+    async def prepare(
+        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
+    ) -> Prepared:
+        """Make the model's files present on the peer, newer ones if `renew` asks for them."""
         with errors_of(self._name):
-            call = self._stub.Prepare(pb.PrepareRequest(model_id=model_id))
+            call = self._stub.Prepare(pb.PrepareRequest(model_id=model_id, renew=renew))
             async with contextlib.aclosing(until_silent(self._name, call)) as events:
                 async for event in events:
                     if event.HasField("description"):

@@ -61,7 +61,9 @@ class NodeHandler(ABC):
     ) -> RingPlan: ...
 
     @abstractmethod
-    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared: ...
+    async def prepare(
+        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
+    ) -> Prepared: ...
 
     @abstractmethod
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
@@ -160,7 +162,9 @@ class _Servicer(NodeServiceServicer):
     ) -> AsyncIterator[pb.PrepareEvent]:
         async for event in _with_progress(
             context,
-            lambda on_progress: self._handler.prepare(request.model_id, on_progress),
+            lambda on_progress: self._handler.prepare(
+                request.model_id, on_progress, renew=request.renew
+            ),
             lambda progress: pb.PrepareEvent(progress=progress),
             lambda prepared: pb.PrepareEvent(
                 description=messages.description_to_pb(prepared.description),

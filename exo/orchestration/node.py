@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
 from exo.errors import (
-    DownloadCancelled,
     ExoError,
     InvalidRequest,
     ModelNotFound,
@@ -43,6 +40,7 @@ from exo.networking.server import NodeHandler, NodeServer
 from exo.orchestration.activity import Activity
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.membership import Membership
+from exo.orchestration.model_files import ModelFiles
 from exo.orchestration.planner import Member, Planner
 from exo.orchestration.published import PublishedPlans
 from exo.orchestration.rings import Rings
@@ -107,7 +105,7 @@ class StandardNode(NodeHandler):
         self.plans = PublishedPlans(self._tell_changed)
         self._planner = Planner(config.node_id, self._members, self.plans.of, self._next_epoch)
         self.activity = Activity(config.node_id)
-        self._descriptions: dict[str, ModelDescription] = {}
+        self.files = ModelFiles(config.node_id, store, engine, self.activity)
         self._changed = asyncio.Condition()
         self._members_changed = asyncio.Event()
         self._tasks = TaskOwner(f"node {config.node_id}")
@@ -188,9 +186,7 @@ class StandardNode(NodeHandler):
     async def describe(self, model_id: str, on_progress: OnProgress) -> ModelDescription:
         """The model, its files brought here first if need be; then to all nodes at once, as the
         planner will want them there."""
-        if self.plans.of(model_id) is None and not await asyncio.to_thread(
-            self.store.find, model_id
-        ):
+        if self.plans.of(model_id) is None and not await self.files.are_here(model_id):
             for node_id, member in self._members().items():
                 if node_id != self.config.node_id:
                     self._tasks.background(self._have_brought(member, model_id), "bring")
@@ -261,60 +257,29 @@ class StandardNode(NodeHandler):
                 return plan
         raise AssertionError("the loop returns or raises")
 
-    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
-        """Bring the model's files here; say what it needs and what memory a shard may take."""
-
-        path = await self._bring(model_id, on_progress)
-        description = self._descriptions.get(model_id)
-        if description is None:
-            description = await self.engine.describe(model_id, path)
-            self._descriptions[model_id] = description
+    async def prepare(
+        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
+    ) -> Prepared:
+        """Bring the model's files here, newer ones if there are and `renew` asks for them; say what
+        it needs and what memory a shard may take."""
+        description = await self.files.describe(model_id, on_progress, renew=renew)
         memory = self._own_capabilities().memory_available_bytes
         if self.config.memory_bytes is None:
             memory += self.rings.held_bytes(description)
         return Prepared(description, memory)
 
-    async def _bring(self, model_id: str, on_progress: OnProgress, *, renew: bool = False) -> Path:
-        """The model's files; what is done for them is everyone's to see."""
-        moved = False
-
-        def heard(progress: Progress) -> None:
-            nonlocal moved
-            moved = moved or progress.phase not in ("checking", "ready")
-            if moved:
-                self.activity.note(model_id, progress)
-                progress = self.activity.of(model_id)  # with its speed
-            on_progress(replace(progress, node_id=self.config.node_id))
-
-        try:
-            path = await self.store.ensure(model_id, heard, renew=renew)
-        except ExoError as error:
-            phase = "cancelled" if isinstance(error, DownloadCancelled) else "failed"
-            self.activity.note(model_id, Progress(phase, model_id, warning=error.message))
-            raise
-        if moved:
-            last = self.activity.of(model_id)
-            self.activity.note(model_id, replace(last, phase="ready", done=last.total))
-        return path
-
     async def download(self, model_id: str, *, everywhere: bool) -> dict[str, ExoError | None]:
         """Bring a model's files, or what a newer revision changed of them, to this node, and where
         asked to every live one; how it ended on each. What goes on meanwhile is in `activity`."""
-        others = self._members() if everywhere else {}
-        others.pop(self.config.node_id, None)
-        calls: dict[str, Coroutine[Any, Any, object]] = {self.config.node_id: self._renew(model_id)}
-        calls |= {node: member.prepare(model_id, _unheard) for node, member in others.items()}
+        members: dict[str, Member] = self._members() if everywhere else {self.config.node_id: self}
+        calls = (member.prepare(model_id, _unheard, renew=True) for member in members.values())
         ends: dict[str, ExoError | None] = {}
-        outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)
-        for node_id, outcome in zip(calls, outcomes, strict=True):
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for node_id, outcome in zip(members, outcomes, strict=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, ExoError):
                 raise outcome
             ends[node_id] = outcome if isinstance(outcome, ExoError) else None
         return ends
-
-    async def _renew(self, model_id: str) -> None:
-        await self._bring(model_id, _unheard, renew=True)
-        self._descriptions.pop(model_id, None)
 
     async def remove(self, model_id: str) -> int:
         """Delete a model's files from this machine; the bytes freed.
@@ -328,9 +293,7 @@ class StandardNode(NodeHandler):
             raise Overloaded(
                 f"{model_id} is loaded on node {self.config.node_id}; stop the node to remove it"
             )
-        freed = await asyncio.to_thread(self.store.remove, model_id)
-        self._descriptions.pop(model_id, None)
-        return freed
+        return await self.files.remove(model_id)
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         """Load this node's shard of a plan and take its place in the ring.

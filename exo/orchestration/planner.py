@@ -34,7 +34,9 @@ ATTEMPTS = 3
 class Member(Protocol):
     """What the planner asks of a node: itself, or a peer over gRPC."""
 
-    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared: ...
+    async def prepare(
+        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
+    ) -> Prepared: ...
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
 
