@@ -9,11 +9,11 @@ from pathlib import Path
 
 from exo.download.gguf import convert_gguf
 from exo.download.progress import OnProgress, Progress
-from exo.download.source import ModelSource
+from exo.download.source import ConvertedModel
 from exo.models.card import ModelCard
 
 
-class GGUFFile(ModelSource):
+class GGUFFile(ConvertedModel):
     """`quantize`: bits for weights that GGUF stores in a format MLX has not (K-quants, float16);
     None keeps them as float16."""
 
@@ -23,15 +23,11 @@ class GGUFFile(ModelSource):
         self._models_dir = models_dir
         self._quantize = quantize
 
-    def find(self, card: ModelCard) -> Path | None:
-        folder = self._folder(card)
-        return folder if folder is not None and (folder / "config.json").is_file() else None
-
     def can_fetch(self, card: ModelCard) -> bool:
-        return self._folder(card) is not None
+        return self.folder(card) is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
-        folder = self._folder(card)
+        folder = self.folder(card)
         assert card.path is not None and folder is not None
         self._models_dir.mkdir(parents=True, exist_ok=True)
         on_progress(Progress("converting", card.path.name))
@@ -42,14 +38,7 @@ class GGUFFile(ModelSource):
             converted.rename(folder)
         return folder
 
-    def remove(self, card: ModelCard) -> bool:
-        folder = self._folder(card)
-        if folder is None or not folder.is_dir():
-            return False
-        shutil.rmtree(folder)
-        return True
-
-    def _folder(self, card: ModelCard) -> Path | None:
+    def folder(self, card: ModelCard) -> Path | None:
         """Named by the file's path, size and time, so a changed file is converted anew."""
         if card.path is None or not card.path.is_file():
             return None

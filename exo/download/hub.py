@@ -28,6 +28,7 @@ from exo.download.hub_cache import (
     split_revision,
 )
 from exo.download.hub_client import HubSupplier, hub_session, look_up
+from exo.download.partial_file import part_of
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import FilePeer, Sharing, Swarm
 from exo.download.source import ModelSource
@@ -241,7 +242,7 @@ def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> None:
     wanted = sum(file.size for file in missing) - sum(
         part.stat().st_blocks * 512
         for file in missing
-        if (part := cache.blob(file).with_name(f"{file.digest}.exo-part")).is_file()
+        if (part := part_of(cache.blob(file))).is_file()
     )
     free = shutil.disk_usage(cache.folder).free
     if wanted + KEEP_FREE > free:

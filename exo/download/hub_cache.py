@@ -18,6 +18,9 @@ from huggingface_hub import constants
 
 from exo.errors import ModelUnsupported
 
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""A commit, git's sha1 of a file, or a sha256."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LISTING_VERSION = 1
 

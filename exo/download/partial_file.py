@@ -22,6 +22,11 @@ BLOCK = 1 << 20
 _FLUSH = 64  # blocks
 
 
+def part_of(blob: Path) -> Path:
+    """Where a blob's data is while it is fetched."""
+    return blob.with_name(f"{blob.name}.exo-part")
+
+
 class PartialFile:
     """Who opens it holds the file's lock. Writing, hashing and `close` may be on different threads;
     all else is the event loop's."""
@@ -29,7 +34,7 @@ class PartialFile:
     def __init__(self, blob: Path, file: RepoFile) -> None:
         self.file = file
         self._blob = blob
-        self.data_path = blob.with_name(f"{blob.name}.exo-part")
+        self.data_path = part_of(blob)
         self._map_path = blob.with_name(f"{blob.name}.exo-map")
         blob.parent.mkdir(parents=True, exist_ok=True)
         blocks = -(-file.size // BLOCK)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo.download.hub_cache import Listing, RepoCache, RepoFile, cached_repos
+from exo.download.hub_cache import DIGEST, Listing, RepoCache, RepoFile, cached_repos
 from exo.download.partial_file import BLOCK, PartialFile
 from exo.download.transfer import Patience, Rules, Supplier
 from exo.errors import DownloadFailed, ExoError, InvalidRequest, ModelNotFound, PeerUnavailable
@@ -34,7 +34,6 @@ WAITING_S = 30.0
 SHARED_SPAN = 4 * BLOCK
 """Bytes of one request where peers swap parts: smaller than to the hub alone, to spread sooner."""
 
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PIECE = 1 << 20
 
@@ -212,6 +211,7 @@ class Swarm(Rules):
         self._grew: dict[tuple[str, str], tuple[int, float]] = {}  # (node, digest) -> blocks, when
         self._partials: Sequence[PartialFile] = ()
         self._fetching: dict[str, set[str]] = {}  # by digest: who fetched it at the last poll
+        self._wanted: list[str] = []  # digests of files that were not whole at the last poll
         self._answered: dict[str, float] = {}
         self._began = time.monotonic()
         self._somebody_new = asyncio.Event()
@@ -239,6 +239,8 @@ class Swarm(Rules):
         known = {digest: self._sharing.fetching(digest) for digest in digests}
         await asyncio.gather(*(self._hear(peer, digests) for peer in self.peers))
         self._fetching = known
+        # Once for all peers: a large file has many blocks.
+        self._wanted = [p.file.digest for p in self._partials if p.done_bytes < p.file.size]
 
     async def _hear(self, peer: FilePeer, digests: Sequence[str]) -> None:
         if peer.given_up:
@@ -266,8 +268,7 @@ class Swarm(Rules):
         if now - self._answered.get(supplier.node_id, self._began) > STALLED_S:
             return PeerUnavailable(f"{supplier.name} does not answer")
         held = self._held.get(supplier.node_id, {})
-        wanted = [p.file.digest for p in self._partials if p.missing()]
-        has_some = any(digest in held and held[digest].is_whole for digest in wanted)
+        has_some = any(digest in held and held[digest].is_whole for digest in self._wanted)
         grew = [at for (node, _), (_, at) in self._grew.items() if node == supplier.node_id]
         if not has_some and now - max(grew, default=self._began) > WAITING_S:
             return DownloadFailed(f"{supplier.name} has not all files and fetches no more")
@@ -314,7 +315,7 @@ class Swarm(Rules):
 
 
 def _check(repo: str, digests: Sequence[str]) -> None:
-    if not _REPO.fullmatch(repo) or not all(map(_DIGEST.fullmatch, digests)):
+    if not _REPO.fullmatch(repo) or not all(map(DIGEST.fullmatch, digests)):
         raise InvalidRequest(f"{repo!r}: not a repo, or not digests of its files")
 
 

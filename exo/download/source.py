@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+from exo.download.hub_cache import split_revision
 from exo.download.progress import OnProgress
 from exo.errors import ModelNotFound
 from exo.models.card import ModelCard
@@ -55,6 +57,25 @@ class ModelSource(ABC):
         """Stop a fetch that is under way; it raises DownloadFailed."""
 
 
+class ConvertedModel(ModelSource):
+    """A source whose files are converted once, into a folder of exo's own."""
+
+    @abstractmethod
+    def folder(self, card: ModelCard) -> Path | None:
+        """Where the converted model is, or would be; None if it is not for this source."""
+
+    def find(self, card: ModelCard) -> Path | None:
+        folder = self.folder(card)
+        return folder if folder is not None and (folder / "config.json").is_file() else None
+
+    def remove(self, card: ModelCard) -> bool:
+        folder = self.folder(card)
+        if folder is None or not folder.is_dir():
+            return False
+        shutil.rmtree(folder)
+        return True
+
+
 class LocalDirectory(ModelSource):
     """A directory in mlx-lm's or Hugging Face's layout that the user names."""
 
@@ -76,7 +97,7 @@ class ModelsFolders(ModelSource):
         self._folders = folders
 
     def find(self, card: ModelCard) -> Path | None:
-        repo = (card.repo or card.model_id).partition("@")[0]
+        repo = split_revision(card.repo or card.model_id)[0]
         names = (repo, repo.replace("/", "--"), repo.rpartition("/")[2], card.model_id)
         for folder in self._folders:
             for name in names:

