@@ -11,6 +11,9 @@ import dataclasses
 import importlib
 import json
 import pkgutil
+import re
+import shutil
+from collections.abc import Collection
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +34,7 @@ from exo.errors import ModelUnsupported
 from exo.inference.engine import ForwardBatch, Slice
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
-from exo.models.description import ModelDescription
+from exo.models.description import HEADER_SUFFIX, ModelDescription, safetensors_header
 from exo.shard import Shard
 
 LAYERS = 6
@@ -475,6 +478,46 @@ def write_checkpoint(model_type: str, folder: Path, config: dict[str, Any] | Non
     (folder / "config.json").write_text(json.dumps(config))
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def cut_into_files(source: Path, target: Path, count: int) -> list[str]:
+    """The same checkpoint in `count` weight files: the embedding, the layers in order, the rest.
+    Returns the files' names."""
+    weights: dict[str, mx.array] = {}
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.suffix == ".safetensors":
+            weights |= mx.load(str(file))
+        else:
+            shutil.copy(file, target)
+
+    def place(name: str) -> tuple[int, str]:
+        layer = re.search(r"\.(\d+)\.", name)
+        return (int(layer[1]) if layer else -1 if "embed" in name else LAYERS, name)
+
+    names = sorted(weights, key=place)
+    size = -(-len(names) // count)
+    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    for i, file in enumerate(files):
+        part = {name: weights[name] for name in names[i * size : (i + 1) * size]}
+        mx.save_safetensors(str(target / file), part, metadata={"format": "mlx"})
+    return files
+
+
+def only_with(source: Path, target: Path, weights: Collection[str]) -> Path:
+    """A folder as exo/download/outline.py makes it, where only these weight files are whole."""
+    target.mkdir()
+    for file in source.iterdir():
+        link = target / file.name
+        if file.suffix != ".safetensors" or file.name in weights:
+            link.symlink_to(file)
+            continue
+        header = target / f"{file.name}{HEADER_SUFFIX}"
+        with header.open("wb") as stream:
+            stream.write(file.read_bytes()[: safetensors_header(file)[0]])
+            stream.truncate(file.stat().st_size)
+        link.symlink_to(header)
+    return target
 
 
 PROMPTS = ([5, 9, 2, 77, 31, 8, 4, 60, 12, 3, 90], [44, 7, 19])

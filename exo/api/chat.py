@@ -8,11 +8,12 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from exo.api.chat_request import ChatRequest
 from exo.api.stop_strings import StopStrings
 from exo.download.progress import OnProgress
-from exo.errors import ModelNotFound, PromptTooLong
+from exo.errors import PromptTooLong
 from exo.inference.sampling import SampledToken
 from exo.models.description import ModelDescription
 from exo.models.tokenizer import TextStream, Tokenizer, load_tokenizer
@@ -57,8 +58,8 @@ class Chat:
             PromptTooLong: the conversation does not fit the context.
             InvalidRequest: the chat template refuses it.
         """
-        description = await self._node.describe(request.model, on_progress)
-        tokenizer = await self._tokenizer(description)
+        path, description = await self._node.describe(request.model, on_progress)
+        tokenizer = await self._tokenizer(description, path)
         prompt = await asyncio.to_thread(tokenizer.encode_chat, request.messages)
         room = description.context_length - len(prompt)
         if room < 1:
@@ -115,13 +116,10 @@ class Chat:
                     yield Piece(ready, tuple(waiting))
                     waiting = []
 
-    async def _tokenizer(self, description: ModelDescription) -> Tokenizer:
+    async def _tokenizer(self, description: ModelDescription, path: Path) -> Tokenizer:
         async with self._loading:
             tokenizer = self._tokenizers.get(description.model_id)
             if tokenizer is None:
-                path = self._node.store.find(description.model_id)
-                if path is None:
-                    raise ModelNotFound(f"the files of {description.model_id} are gone")
                 tokenizer = await asyncio.to_thread(load_tokenizer, description.model_type, path)
                 self._tokenizers[description.model_id] = tokenizer
             return tokenizer

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from exo.api.json_body import json_with_model
-from exo.errors import InvalidRequest, ModelNotFound
+from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.orchestration.activity import as_json
 from exo.orchestration.node import StandardNode
@@ -39,28 +40,44 @@ class DownloadRoutes:
         app.on_cleanup.append(self._close)
 
     async def start(self, http: web.Request) -> web.Response:
-        """{"model", "all_nodes", "wait"} -> 202 and {"model", "nodes"}; with "wait" 200 when it is
-        over and how it ended on each node."""
+        """{"model", "all_nodes", "shard", "wait"} -> 202 and {"model", "nodes"}; with "wait" 200
+        when it is over and how it ended on each node. "shard" is "1/3" for what the first of three
+        equal shards reads."""
         body = await json_with_model(http)
         for name in ("all_nodes", "wait"):
             if not isinstance(body.get(name, False), bool):
                 raise InvalidRequest(f"{name} is true or false", param=name)
         model_id, everywhere = body["model"], body.get("all_nodes", False)
+        shard = _shard(body.get("shard"))
+        if shard is not None and everywhere:
+            raise InvalidRequest("a shard is for one node, not for all_nodes", param="shard")
         resolve(model_id)
         if body.get("wait", False):
-            ends = await self._node.download(model_id, everywhere=everywhere)
+            ends = await self._download(model_id, everywhere, shard)
             if (error := ends[self._node.config.node_id]) is not None and len(ends) == 1:
                 raise error
             nodes = {node: error.message if error else "ready" for node, error in ends.items()}
             return web.json_response({"model": model_id, "nodes": nodes})
         own = self._node.config.node_id
         names = [own, *self._node.membership.alive] if everywhere else [own]
-        self._tasks.background(self._run(model_id, everywhere), model_id)
+        self._tasks.background(self._run(model_id, everywhere, shard), model_id)
         return web.json_response({"model": model_id, "nodes": names}, status=202)
 
-    async def _run(self, model_id: str, everywhere: bool) -> None:
+    async def _download(
+        self, model_id: str, everywhere: bool, shard: tuple[int, int] | None
+    ) -> dict[str, ExoError | None]:
+        """How it ended on each node."""
+        if shard is None:
+            return await self._node.download(model_id, everywhere=everywhere)
+        try:
+            await self._node.download_shard(model_id, *shard)
+        except ExoError as error:
+            return {self._node.config.node_id: error}
+        return {self._node.config.node_id: None}
+
+    async def _run(self, model_id: str, everywhere: bool, shard: tuple[int, int] | None) -> None:
         """Who watches has failures from the activity of the node that failed."""
-        for node, error in (await self._node.download(model_id, everywhere=everywhere)).items():
+        for node, error in (await self._download(model_id, everywhere, shard)).items():
             if error is not None:
                 logger.warning("download of %s on %s: %s", model_id, node, error.message)
 
@@ -108,3 +125,13 @@ class DownloadRoutes:
 
     async def _close(self, app: web.Application) -> None:
         await self._tasks.close()
+
+
+def _shard(text: Any) -> tuple[int, int] | None:
+    """ "2/3" as (2, 3)."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidRequest(f'shard is like "1/3", got {text!r}', param="shard")
+    return int(found[1]), int(found[2])

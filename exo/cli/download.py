@@ -38,6 +38,8 @@ async def _download(args: argparse.Namespace) -> int:
         watching = asyncio.create_task(_watch(session, url, shown))
         try:
             body = {"model": model, "all_nodes": args.all_nodes, "wait": True}
+            if args.shard:
+                body["shard"] = args.shard
             timeout = aiohttp.ClientTimeout(total=None)
             async with session.post(f"{url}/v1/download", json=body, timeout=timeout) as response:
                 answer = await response.json()
@@ -54,7 +56,8 @@ async def _download(args: argparse.Namespace) -> int:
             print(f"{node}: {end}")  # noqa: T201
     if set(answer["nodes"].values()) != {"ready"}:
         return 1
-    print(f"{model} is here{shown.summary()}")  # noqa: T201
+    what = f"shard {args.shard} of {model}" if args.shard else model
+    print(f"{what} is here{shown.summary()}")  # noqa: T201
     return 0
 
 

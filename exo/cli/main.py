@@ -57,8 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         help="a short name or a repo id, with @revision to pin one (default: smollm2-135m)",
     )
-    fetch.add_argument(
+    how_much = fetch.add_mutually_exclusive_group()
+    how_much.add_argument(
         "--all-nodes", action="store_true", help="to every node of the cluster, each byte once"
+    )
+    how_much.add_argument(
+        "--shard", metavar="I/N", help="only what the I-th of N equal shards reads, like 1/3"
     )
     add_node_flags(fetch)
     _let_parent_values_stand(fetch)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,19 @@ from exo.download.hub_cache import (
     split_revision,
 )
 from exo.download.hub_client import HubSupplier, hub_session, look_up
+from exo.download.outline import Outline, is_weights
 from exo.download.partial_file import part_of
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import FilePeer, Sharing, Swarm
 from exo.download.source import ModelSource
-from exo.download.transfer import Arrived, Patience, Transfer
+from exo.download.transfer import Arrived, Patience, Transfer, storage_error
 from exo.errors import (
     DiskFull,
     DownloadCancelled,
     DownloadFailed,
     ExoError,
     ModelNotFound,
+    ModelUnsupported,
     SourceUnreachable,
 )
 from exo.models.card import ModelCard
@@ -77,21 +79,43 @@ class Hub(ModelSource):
         return RepoCache(repo).complete_snapshot(revision)
 
     def listed(self) -> list[ModelCard]:
-        """Every repo in the cache whose files a chat needs are there."""
+        """Every repo in the cache of which there is what a chat needs, but for weights that another
+        node may have."""
         cards = [ModelCard(repo, repo, repo=repo) for repo in cached_repos()]
-        return [c for c in cards if (here := self.find(c)) and (here / "tokenizer.json").is_file()]
+        found = ((card, self.find_part(card, ())) for card in cards)
+        return [card for card, here in found if here and (here / "tokenizer.json").is_file()]
 
     def can_fetch(self, card: ModelCard) -> bool:
         if card.repo is None:
             return False
         return not huggingface_hub.is_offline_mode() or bool(self._sharing.neighbours())
 
-    def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
-        assert card.repo is not None
+    def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
+        if (whole := self.find(card)) is not None or card.repo is None:
+            return whole
         repo, revision = split_revision(card.repo)
+        cache = RepoCache(repo)
+        listing = _known(cache, revision)
+        try:
+            return Outline(cache, listing).find(weights) if listing is not None else None
+        except ModelUnsupported:
+            return None  # who asks for it is told why when it is fetched
+
+    def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
+        return self._run(card, None, on_progress)
+
+    def fetch_part(
+        self, card: ModelCard, weights: Collection[str], on_progress: OnProgress
+    ) -> Path:
+        return self._run(card, weights, on_progress)
+
+    def _run(
+        self, card: ModelCard, weights: Collection[str] | None, on_progress: OnProgress
+    ) -> Path:
+        assert card.repo is not None
         try:
             return asyncio.run(
-                self._cancellable(card.repo, self._fetch(repo, revision, on_progress))
+                self._cancellable(card.repo, self._fetch(card.repo, weights, on_progress))
             )
         except asyncio.CancelledError:
             raise DownloadCancelled(
@@ -130,15 +154,22 @@ class Hub(ModelSource):
         finally:
             self._running.remove(entry)
 
-    async def _fetch(self, repo: str, revision: str, on_progress: OnProgress) -> Path:
+    async def _fetch(
+        self, name: str, weights: Collection[str] | None, on_progress: OnProgress
+    ) -> Path:
+        """`weights`: None for all and the newest; else those of the commit that is here already,
+        if one is: nodes that bring different parts must not mix commits."""
+        repo, revision = split_revision(name)
         on_progress(Progress("checking", repo))
         with contextlib.ExitStack() as stack:
             peers = self._sharing.peers(repo)
             for peer in peers:
                 stack.callback(peer.close)
-            listing, has_hub = await self._list(repo, revision, peers)
+            known = _known(RepoCache(repo), revision) if weights is not None else None
+            at = known.commit if known is not None else revision
+            listing, has_hub = await self._list(repo, at, peers)
             suppliers = _Suppliers(peers, has_hub)
-            return await self._store(listing, revision, suppliers, on_progress)
+            return await self._store(listing, revision, weights, suppliers, on_progress)
 
     async def _list(
         self, repo: str, revision: str, peers: Sequence[FilePeer]
@@ -161,26 +192,40 @@ class Hub(ModelSource):
             raise
 
     async def _store(
-        self, listing: Listing, revision: str, suppliers: _Suppliers, on_progress: OnProgress
+        self,
+        listing: Listing,
+        revision: str,
+        weights: Collection[str] | None,
+        suppliers: _Suppliers,
+        on_progress: OnProgress,
     ) -> Path:
         cache = RepoCache(listing.repo)
         try:
             cache.save(listing, revision)
             files = needed_files(listing)
-            async with _locked(cache, files, on_progress):
-                await self._bring(cache, listing, files, suppliers, on_progress)
-        except PermissionError as error:
-            raise DownloadFailed(
-                f"{error.filename} cannot be written; set HF_HOME to a folder of your own"
-            ) from error
-        return cache.snapshot(listing.commit)
+            if weights is not None:
+                files = [f for f in files if not is_weights(f) or f.path in weights]
+            async with hub_session() as session, _locked(cache, files, on_progress):
+                hub = [HubSupplier(session, listing, self._endpoint)] if suppliers.has_hub else []
+                await self._bring(cache, listing, files, suppliers.peers, hub, on_progress)
+                if weights is None:
+                    return cache.snapshot(listing.commit)
+                outline = Outline(cache, listing)
+                await outline.fetch_headers(suppliers.peers, hub, self._patience)
+                found = outline.find(weights)
+        except OSError as error:
+            raise storage_error(error) from error
+        if found is None:
+            raise DownloadFailed(f"files of {listing.repo} were deleted while others came")
+        return found
 
     async def _bring(
         self,
         cache: RepoCache,
         listing: Listing,
         files: Sequence[RepoFile],
-        suppliers: _Suppliers,
+        peers: Sequence[FilePeer],
+        hub: Sequence[HubSupplier],
         on_progress: OnProgress,
     ) -> None:
         missing = []
@@ -195,20 +240,21 @@ class Hub(ModelSource):
             return
         _check_disk(cache, missing)
         report = _Report(listing.repo, missing, on_progress)
-        swarm = None
-        if suppliers.peers:
-            swarm = Swarm(self._sharing, suppliers.peers)
-        async with hub_session() as session:
-            hub = [HubSupplier(session, listing, self._endpoint)] if suppliers.has_hub else []
-            transfer = Transfer(
-                [*suppliers.peers, *hub],
-                report.arrived,
-                lambda file: cache.link(listing.commit, file),
-                self._patience,
-                swarm,
-            )
-            await transfer.fetch([(file, cache.blob(file)) for file in missing])
+        transfer = Transfer(
+            [*peers, *hub],
+            report.arrived,
+            lambda file: cache.link(listing.commit, file),
+            self._patience,
+            Swarm(self._sharing, peers) if peers else None,
+        )
+        await transfer.fetch([(file, cache.blob(file)) for file in missing])
         report.send("ready")
+
+
+def _known(cache: RepoCache, revision: str) -> Listing | None:
+    """What the repo holds at the commit that is here."""
+    commit = cache.commit(revision)
+    return cache.listing(commit) if commit is not None else None
 
 
 @dataclass(frozen=True)

@@ -134,13 +134,7 @@ class RepoCache:
 
     def link(self, commit: str, file: RepoFile) -> None:
         """Give a blob that is whole its name in the snapshot."""
-        pointer = self.snapshot(commit) / file.path
-        pointer.parent.mkdir(parents=True, exist_ok=True)
-        target = os.path.relpath(self.blob(file), pointer.parent)
-        fresh = pointer.with_name(f".{pointer.name}.{os.getpid()}")
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(target)
-        fresh.replace(pointer)
+        set_link(self.snapshot(commit) / file.path, self.blob(file))
 
     def lock(self, file: RepoFile) -> FileLock:
         """The lock other tools take as well while they fetch this file."""
@@ -172,6 +166,18 @@ class RepoCache:
 
     def _listing_file(self, commit: str) -> Path:
         return self.folder / "trees" / f"{commit}.json"
+
+
+def set_link(link: Path, target: Path) -> None:
+    """Make `link` lead to `target`, wherever it led before."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    relative = os.path.relpath(target, link.parent)
+    if link.is_symlink() and str(link.readlink()) == relative:
+        return
+    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(relative)
+    fresh.replace(link)
 
 
 def _file_of(path: str, entry: dict[str, Any]) -> RepoFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from exo.download.hub_cache import split_revision
@@ -16,7 +16,7 @@ from exo.models.card import ModelCard
 class ModelSource(ABC):
     """Brings a model's directory (config.json, safetensors, tokenizer) to this machine.
 
-    Both methods block: the store calls them on a thread of its own.
+    Its methods block: the store calls them on a thread of its own.
     """
 
     name: str
@@ -44,6 +44,17 @@ class ModelSource(ABC):
             DownloadFailed: the files could not be fetched whole.
         """
         raise ModelNotFound(f"{self.name} cannot fetch {card.model_id}")
+
+    def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
+        """The directory if all but its weight files is here, of those the ones named `weights`, and
+        at least the header of every other; touches no network."""
+        return self.find(card)
+
+    def fetch_part(
+        self, card: ModelCard, weights: Collection[str], on_progress: OnProgress
+    ) -> Path:
+        """Bring as much, or all. Raises what `fetch` raises."""
+        return self.fetch(card, on_progress)
 
     def remove(self, card: ModelCard) -> bool:
         """Delete the model's files; False if there are none of this source's making."""

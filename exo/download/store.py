@@ -4,7 +4,7 @@ can."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -46,16 +46,23 @@ class ModelStore:
         self._sources = sources
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def find(self, model_id: str) -> Path | None:
-        """The model's directory if it is here already; touches no network.
+    def find(self, model_id: str, weights: Collection[str] | None = None) -> Path | None:
+        """The model's directory if it is here already; touches no network. `weights` are the names
+        of the weight files that must be whole; of the others the header is enough. None: all.
 
         Raises:
             ModelNotFound: no model can have that name.
         """
         card = resolve(model_id)
-        if card is DUMMY:
-            return self._models_dir
-        return next((path for s in self._sources if (path := s.find(card)) is not None), None)
+        return self._models_dir if card is DUMMY else self._find(card, weights)
+
+    def _find(self, card: ModelCard, weights: Collection[str] | None) -> Path | None:
+        """A whole model before a part of one, whichever source it is from."""
+        whole = next((path for s in self._sources if (path := s.find(card)) is not None), None)
+        if whole is not None or weights is None:
+            return whole
+        parts = (source.find_part(card, weights) for source in self._sources)
+        return next((path for path in parts if path is not None), None)
 
     def available(self) -> list[ModelCard]:
         """Models that are here or can be fetched: the registry's, then what else sources list."""
@@ -69,26 +76,35 @@ class ModelStore:
             card for s in self._sources for card in s.listed() if card.repo not in repos
         ]
 
-    async def ensure(self, model_id: str, on_progress: OnProgress, *, renew: bool = False) -> Path:
+    async def ensure(
+        self,
+        model_id: str,
+        on_progress: OnProgress,
+        *,
+        weights: Collection[str] | None = None,
+        renew: bool = False,
+    ) -> Path:
         """The model's directory, fetched first if need be; `on_progress` is called from a thread.
-        `renew` looks for a newer revision even if it is here.
+        `weights` as for `find`. `renew` looks for a newer revision even if it is here.
 
         Raises:
             ModelNotFound: no source has it.
             DownloadFailed: a source has it and failed.
         """
         on_progress(Progress("checking", model_id))
-        found = await asyncio.to_thread(self.find, model_id)
+        found = await asyncio.to_thread(self.find, model_id, weights)
         if found is not None and not renew:
             return found
         card = resolve(model_id)
         lock = self._locks.setdefault(model_id, asyncio.Lock())
         async with lock:
-            return await asyncio.to_thread(self._fetch, card, on_progress, renew)
+            return await asyncio.to_thread(self._fetch, card, weights, on_progress, renew)
 
     def size(self, path: Path) -> int:
-        """Bytes of a model's directory."""
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        """Bytes of disk that a model's directory takes."""
+        found = (file.stat() for file in path.rglob("*") if file.is_file())
+        # Of an absent weight file only the header takes any.
+        return sum(min(stat.st_size, 512 * stat.st_blocks) for stat in found)
 
     def remove(self, model_id: str) -> int:
         """Delete a model's files; the bytes freed.
@@ -98,7 +114,7 @@ class ModelStore:
             InvalidRequest: its files are the user's own.
         """
         card = resolve(model_id)
-        here = self.find(model_id)
+        here = self.find(model_id, ())
         freed = self.size(here) if here is not None else 0
         if card.path is not None and card.path.is_dir():
             raise InvalidRequest(f"{card.path} is a directory of your own; delete it yourself")
@@ -120,15 +136,24 @@ class ModelStore:
         for source in self._sources:
             source.close()
 
-    def _fetch(self, card: ModelCard, on_progress: OnProgress, renew: bool) -> Path:
+    def _fetch(
+        self,
+        card: ModelCard,
+        weights: Collection[str] | None,
+        on_progress: OnProgress,
+        renew: bool,
+    ) -> Path:
         self._models_dir.mkdir(parents=True, exist_ok=True)
         name = card.model_id.replace("/", "--")
         with FileLock(self._models_dir / f".{name}.lock"):
-            for source in self._sources:
-                # Another process may have fetched it while this one waited.
-                if (found := source.find(card)) is not None:
-                    return self._renewed(source, card, found, on_progress) if renew else found
-            return self._fetch_from_first(card, on_progress)
+            if renew:
+                for source in self._sources:
+                    if (found := source.find(card)) is not None:
+                        return self._renewed(source, card, found, on_progress)
+            # Another process may have fetched it while this one waited.
+            elif (found := self._find(card, weights)) is not None:
+                return found
+            return self._fetch_from_first(card, weights, on_progress)
 
     def _renewed(
         self, source: ModelSource, card: ModelCard, here: Path, on_progress: OnProgress
@@ -142,13 +167,17 @@ class ModelStore:
             on_progress(Progress("checking", card.model_id, warning=error.message))
             return here
 
-    def _fetch_from_first(self, card: ModelCard, on_progress: OnProgress) -> Path:
+    def _fetch_from_first(
+        self, card: ModelCard, weights: Collection[str] | None, on_progress: OnProgress
+    ) -> Path:
         """From the first source that can be asked."""
         unreachable: SourceUnreachable | None = None
         for source in self._sources:
             if source.can_fetch(card):
                 try:
-                    return source.fetch(card, on_progress)
+                    if weights is None:
+                        return source.fetch(card, on_progress)
+                    return source.fetch_part(card, weights, on_progress)
                 except SourceUnreachable as error:
                     unreachable = error
                     on_progress(Progress("checking", card.model_id, warning=error.message))

@@ -196,11 +196,11 @@ class Transfer:
                     if self._rules is not None:
                         self._polling = group.create_task(self._keep_polling(self._rules))
             except OSError as error:
-                raise _storage_error(error) from error
+                raise storage_error(error) from error
             except BaseExceptionGroup as failures:
-                cause = _first_cause(failures)
+                cause = first_cause(failures)
                 if isinstance(cause, OSError):
-                    cause = _storage_error(cause)
+                    cause = storage_error(cause)
                 raise cause from failures
 
     async def _keep_polling(self, rules: Rules) -> None:
@@ -354,7 +354,7 @@ def _spans(partial: PartialFile, span: int) -> list[tuple[int, int]]:
     ]
 
 
-def _storage_error(error: OSError) -> ExoError:
+def storage_error(error: OSError) -> ExoError:
     where = error.filename or "the model's folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk is full: {where}; free some space, what was fetched is kept")
@@ -365,7 +365,7 @@ def _storage_error(error: OSError) -> ExoError:
     return DownloadFailed(f"{where} could not be written: {error}")
 
 
-def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first ExoError, else the first error of the system, else whatever came first."""
     for kind in (ExoError, OSError, BaseException):
         found: BaseException | None = failures.subgroup(kind)

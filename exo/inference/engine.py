@@ -20,7 +20,7 @@ import numpy.typing as npt
 from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
 from exo.inference.one_thread import OneThread
 from exo.inference.sampling import SampledToken, SamplingParams, sample
-from exo.models.description import ModelDescription
+from exo.models.description import ModelDescription, absent_weights
 from exo.shard import Shard
 
 Result = TypeVar("Result")
@@ -87,7 +87,7 @@ class StepOutput:
 
 
 class InferenceEngine(ABC):
-    """Loads shards and answers steps. Subclasses write the five abstract methods, all of which
+    """Loads shards and answers steps. Subclasses write the abstract methods, all of which
     run on the engine's thread; an exception that is not an ExoError becomes EngineFailed."""
 
     name: str
@@ -104,13 +104,18 @@ class InferenceEngine(ABC):
         """
         return await self._run("describe", partial(self.describe_model, model_id, path))
 
+    async def needed_weights(self, shard: Shard, path: Path) -> frozenset[str]:
+        """Names of the checkpoint's weight files that hold what the shard reads. Only their headers
+        are looked at."""
+        return await self._run("needed_weights", partial(self.weights_of_shard, shard, path))
+
     async def load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         """Read the shard's tensors, and only those, into memory. Layers already there stay.
 
         Raises:
-            EngineFailed: the checkpoint is damaged or memory ran out.
+            EngineFailed: the checkpoint is damaged, a file is not here, or memory ran out.
         """
-        await self._run("load", partial(self.load_shard, shard, path, on_progress))
+        await self._run("load", partial(self._load, shard, path, on_progress))
 
     async def unload(self, shard: Shard) -> None:
         """Give back the memory of a shard no live plan needs."""
@@ -145,6 +150,10 @@ class InferenceEngine(ABC):
         """See `describe`."""
 
     @abstractmethod
+    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+        """See `needed_weights`."""
+
+    @abstractmethod
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         """See `load`."""
 
@@ -172,6 +181,13 @@ class InferenceEngine(ABC):
         assert part.sampling is not None
         token = sample(logits, part.sampling, history, part.prompt_length)
         return token.of_sequence(part.sequence_id)
+
+    def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        if (absent := absent_weights(path)) and (
+            missing := absent & self.weights_of_shard(shard, path)
+        ):
+            raise EngineFailed(f"{shard} needs {', '.join(sorted(missing))}, not on this machine")
+        self.load_shard(shard, path, on_progress)
 
     def _step(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,12 @@ from exo.errors import ModelUnsupported
 KV_RESERVE_TOKENS = 4096
 """Tokens of KV cache counted with every layer when a model is placed."""
 
+HEADER_SUFFIX = ".exo-header"
+"""How the target of a weight file's link ends where only the file's header is here."""
+
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+_EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
+_OTHER_SENSES_NAME = re.compile(r"vision|visual|audio")
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
 
 
@@ -85,12 +90,12 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
     for name, size in _tensors(path):
         digest.update(f"{name}:{size}".encode())
         place = _LAYER_NAME.search(name)
-        if re.search(r"vision|visual|audio", name):
+        if _OTHER_SENSES_NAME.search(name):
             continue
         if place:
             if int(place[1]) < n_layers:
                 layers[int(place[1])] += size
-        elif re.search(r"embed|wte|wpe|embd", name):
+        elif _EMBEDDING_NAME.search(name):
             first += size
             last += size if tied else 0
         else:
@@ -145,6 +150,42 @@ def safetensors_files(path: Path) -> list[Path]:
     return files
 
 
+def absent_weights(path: Path) -> frozenset[str]:
+    """Names of a folder's weight files of which only the header is here."""
+    links = (file for file in path.glob("model*.safetensors") if file.is_symlink())
+    return frozenset(link.name for link in links if link.readlink().suffix == HEADER_SUFFIX)
+
+
+def tensors_in(path: Path, weights: Collection[str]) -> frozenset[str]:
+    """Names of all tensors of some of a folder's weight files."""
+    return frozenset(name for file in weights for name in safetensors_header(path / file)[1])
+
+
+def spare_weights(path: Path, start: int, end: int, n_layers: int) -> list[frozenset[str]]:
+    """Guesses at which weight files layers [start, end) can do without, by their tensors' names;
+    the boldest first."""
+    kinds = {file.name: _kinds(file, start, end) for file in safetensors_files(path)}
+    own = {"layer", *(["embedding"] if start == 0 else []), *(["head"] if end == n_layers else [])}
+    bold = frozenset(name for name, found in kinds.items() if not found & own)
+    careful = frozenset(name for name, found in kinds.items() if not found - {"other"})
+    return [guess for guess in (bold, careful) if guess]
+
+
+def _kinds(file: Path, start: int, end: int) -> set[str]:
+    """Which kinds of tensors a file holds: of a "layer" of [start, end), of an "embedding", of the
+    "head" and what else belongs to no layer, or of "other" layers."""
+    found = set()
+    for name in safetensors_header(file)[1]:
+        place = _LAYER_NAME.search(name)
+        if _OTHER_SENSES_NAME.search(name):
+            found.add("other")
+        elif place:
+            found.add("layer" if start <= int(place[1]) < end else "other")
+        else:
+            found.add("embedding" if _EMBEDDING_NAME.search(name) else "head")
+    return found
+
+
 def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:
     """Where a file's tensor data begins, and its tensors: 8 bytes little-endian length, then JSON.
 
@@ -155,11 +196,17 @@ def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:
     """
     try:
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > min(100_000_000, file.stat().st_size):
-                raise ValueError(f"header length {length}")
+            length = header_length(stream.read(8), file.stat().st_size)
             header = dict(json.loads(stream.read(length)))
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{file} is not a safetensors file: {error}") from error
     header.pop("__metadata__", None)
     return 8 + length, header
+
+
+def header_length(first: bytes, size: int) -> int:
+    """Bytes of JSON after the first 8 of a file of `size`. Raises ValueError if that cannot be."""
+    length = int.from_bytes(first[:8], "little")
+    if size < 8 or length > min(100_000_000, size - 8):
+        raise ValueError(f"its header would have {length} bytes")
+    return length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from exo.download.progress import OnProgress, Progress
 from exo.download.store import ModelStore
 from exo.errors import DownloadCancelled, ExoError
 from exo.inference.engine import InferenceEngine
-from exo.models.description import ModelDescription
+from exo.models.description import ModelDescription, absent_weights
 from exo.orchestration.activity import Activity
+from exo.shard import Shard
 
 
 class ModelFiles:
@@ -24,33 +26,58 @@ class ModelFiles:
         self._store = store
         self._engine = engine
         self._activity = activity
-        self._descriptions: dict[str, ModelDescription] = {}
+        self._described: dict[str, tuple[Path, ModelDescription]] = {}
 
     async def are_here(self, model_id: str) -> bool:
-        """Touches no network. Raises ModelNotFound if no model can have that name."""
-        return await asyncio.to_thread(self._store.find, model_id) is not None
+        """Whether `describe` has to bring nothing. Raises ModelNotFound if no model can have that
+        name."""
+        return await asyncio.to_thread(self._store.find, model_id, ()) is not None
 
     async def describe(
-        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
-    ) -> ModelDescription:
-        """The model, its files brought here first if need be; `renew` looks for newer ones.
+        self, model_id: str, on_progress: OnProgress
+    ) -> tuple[Path, ModelDescription]:
+        """The model, and a folder with its configuration and tokenizer. Brought here first, with
+        the headers of its weight files, if need be.
 
         Raises:
             ModelNotFound, DownloadFailed: no source has the files, or they did not come.
             ModelUnsupported: no engine here runs the model.
         """
-        path = await self._bring(model_id, on_progress, renew)
-        if renew or model_id not in self._descriptions:
-            self._descriptions[model_id] = await self._engine.describe(model_id, path)
-        return self._descriptions[model_id]
+        path = await self._bring(model_id, on_progress, weights=())
+        known = self._described.get(model_id)
+        if known is None or known[0] != path:
+            known = self._described[model_id] = path, await self._engine.describe(model_id, path)
+        return known
+
+    async def bring(self, model_id: str, on_progress: OnProgress) -> ModelDescription:
+        """The model, all its files brought here, newer ones if there are. Raises as `describe`."""
+        path = await self._bring(model_id, on_progress, renew=True)
+        described = await self._engine.describe(model_id, path)
+        self._described[model_id] = path, described
+        return described
+
+    async def bring_shard(self, shard: Shard, on_progress: OnProgress) -> Path:
+        """A folder with what a shard reads, brought here first if need be. Raises as `describe`."""
+        path, _ = await self.describe(shard.model_id, on_progress)
+        if not await asyncio.to_thread(absent_weights, path):
+            return path
+        weights = await self._engine.needed_weights(shard, path)
+        return await self._bring(shard.model_id, on_progress, weights=weights)
 
     async def remove(self, model_id: str) -> int:
         """Delete a model's files; the bytes freed. Raises what `ModelStore.remove` raises."""
         freed = await asyncio.to_thread(self._store.remove, model_id)
-        self._descriptions.pop(model_id, None)
+        self._described.pop(model_id, None)
         return freed
 
-    async def _bring(self, model_id: str, on_progress: OnProgress, renew: bool) -> Path:
+    async def _bring(
+        self,
+        model_id: str,
+        on_progress: OnProgress,
+        *,
+        weights: Collection[str] | None = None,
+        renew: bool = False,
+    ) -> Path:
         moved = False
 
         def heard(progress: Progress) -> None:
@@ -62,7 +89,7 @@ class ModelFiles:
             on_progress(replace(progress, node_id=self._node_id))
 
         try:
-            path = await self._store.ensure(model_id, heard, renew=renew)
+            path = await self._store.ensure(model_id, heard, weights=weights, renew=renew)
         except ExoError as error:
             phase = "cancelled" if isinstance(error, DownloadCancelled) else "failed"
             self._activity.note(model_id, Progress(phase, model_id, warning=error.message))

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from exo.download.progress import OnProgress, Progress
@@ -15,7 +17,6 @@ from exo.download.store import ModelStore
 from exo.errors import (
     ExoError,
     InvalidRequest,
-    ModelNotFound,
     Overloaded,
     PeerUnavailable,
     PlanMismatch,
@@ -44,9 +45,10 @@ from exo.orchestration.model_files import ModelFiles
 from exo.orchestration.planner import Member, Planner
 from exo.orchestration.published import PublishedPlans
 from exo.orchestration.rings import Rings
-from exo.shard import RingPlan
+from exo.shard import RingPlan, Shard
 from exo.tasks import TaskOwner
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
+from exo.topology.partitioning import largest_remainder
 from exo.topology.topology import NodeView, Topology
 
 logger = logging.getLogger(__name__)
@@ -183,21 +185,24 @@ class StandardNode(NodeHandler):
                 if event.token is not None or event.finish_reason:
                     yield event
 
-    async def describe(self, model_id: str, on_progress: OnProgress) -> ModelDescription:
-        """The model, its files brought here first if need be; then to all nodes at once, as the
-        planner will want them there."""
+    async def describe(
+        self, model_id: str, on_progress: OnProgress
+    ) -> tuple[Path, ModelDescription]:
+        """The model, and a folder with its configuration and tokenizer, brought here first if need
+        be; then to all nodes at once, as the planner will ask them next. Raises what
+        `ModelFiles.describe` raises."""
         if self.plans.of(model_id) is None and not await self.files.are_here(model_id):
             for node_id, member in self._members().items():
                 if node_id != self.config.node_id:
-                    self._tasks.background(self._have_brought(member, model_id), "bring")
-        return (await self.prepare(model_id, on_progress)).description
+                    self._tasks.background(self._have_described(member, model_id), "describe")
+        return await self.files.describe(model_id, on_progress)
 
-    async def _have_brought(self, member: Member, model_id: str) -> None:
+    async def _have_described(self, member: Member, model_id: str) -> None:
         try:
             await member.prepare(model_id, _unheard)
         except ExoError as error:
             # The planner asks again, and says so to who waits.
-            logger.info("%s was not brought everywhere: %s", model_id, error.message)
+            logger.info("%s is not described everywhere: %s", model_id, error.message)
 
     def topology(self) -> Topology:
         """The cluster as this node sees it now."""
@@ -260,9 +265,13 @@ class StandardNode(NodeHandler):
     async def prepare(
         self, model_id: str, on_progress: OnProgress, *, renew: bool = False
     ) -> Prepared:
-        """Bring the model's files here, newer ones if there are and `renew` asks for them; say what
-        it needs and what memory a shard may take."""
-        description = await self.files.describe(model_id, on_progress, renew=renew)
+        """Say what the model needs and what memory a shard may take, for which its configuration
+        and the headers of its weight files are brought here; with `renew` all its files, newer ones
+        if there are."""
+        if renew:
+            description = await self.files.bring(model_id, on_progress)
+        else:
+            _, description = await self.files.describe(model_id, on_progress)
         memory = self._own_capabilities().memory_available_bytes
         if self.config.memory_bytes is None:
             memory += self.rings.held_bytes(description)
@@ -281,6 +290,24 @@ class StandardNode(NodeHandler):
             ends[node_id] = outcome if isinstance(outcome, ExoError) else None
         return ends
 
+    async def download_shard(self, model_id: str, part: int, parts: int) -> None:
+        """Bring what the `part`th of `parts` equal shards reads to this node.
+
+        Raises:
+            InvalidRequest: there is no such part.
+            ExoError: what `ModelFiles.describe` raises.
+        """
+        _, description = await self.files.describe(model_id, _unheard)
+        if not 1 <= part <= parts <= description.n_layers:
+            raise InvalidRequest(
+                f"shard {part}/{parts}: expected 1/n to n/n with n at most the {model_id}'s "
+                f"{description.n_layers} layers",
+                param="shard",
+            )
+        bounds = [0, *accumulate(largest_remainder([1] * parts, description.n_layers))]
+        shard = Shard(model_id, bounds[part - 1], bounds[part], description.n_layers)
+        await self.files.bring_shard(shard, _unheard)
+
     async def remove(self, model_id: str) -> int:
         """Delete a model's files from this machine; the bytes freed.
 
@@ -296,7 +323,7 @@ class StandardNode(NodeHandler):
         return await self.files.remove(model_id)
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
-        """Load this node's shard of a plan and take its place in the ring.
+        """Bring the files of this node's shard of a plan, load it and take its place in the ring.
 
         Raises:
             PlanMismatch: the plan is stale, or means other files than this node has.
@@ -308,10 +335,7 @@ class StandardNode(NodeHandler):
                 f"{self.config.node_id} serves epoch {published.epoch}"
             )
         self.plans.saw_epoch(plan.epoch)
-        description = (await self.prepare(plan.model_id, on_progress)).description
-        path = self.store.find(plan.model_id)
-        if path is None:
-            raise ModelNotFound(f"the files of {plan.model_id} are gone from this machine")
+        _, description = await self.files.describe(plan.model_id, on_progress)
         if description.checkpoint != plan.checkpoint:
             raise PlanMismatch(
                 f"plan {plan.hash} is for files {plan.checkpoint} of {plan.model_id}; node "
@@ -322,14 +346,14 @@ class StandardNode(NodeHandler):
             self.activity.note(plan.model_id, progress)
             on_progress(progress)
 
+        shard = plan.shard_of(self.config.node_id)
+        path = await self.files.bring_shard(shard, on_progress)
         try:
             await self.rings.join(plan, path, heard)
         except ExoError as error:
             self.activity.note(plan.model_id, Progress("failed", warning=error.message))
             raise
-        self.activity.note(
-            plan.model_id, Progress("ready", str(plan.shard_of(self.config.node_id)))
-        )
+        self.activity.note(plan.model_id, Progress("ready", str(shard)))
 
     async def warm_up(self, plan: RingPlan) -> None:
         """Prove the ring with one token, before the plan is published."""

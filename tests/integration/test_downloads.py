@@ -35,6 +35,17 @@ def server(files: dict[str, bytes]) -> Iterator[HubServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A llama of 100 MB in seven weight files that both engines read."""
+    folder = tmp_path_factory.mktemp("weights")
+    config = zoo.tiny_config("llama") | {"hidden_size": 512, "intermediate_size": 2048}
+    zoo.write_checkpoint("llama", folder / "one", config)
+    zoo.cut_into_files(folder / "one", folder / "model", 7)
+    zoo.write_tokenizer(folder / "model")
+    return {f.name: f.read_bytes() for f in (folder / "model").iterdir()}
+
+
 def add(c: Cluster, folder: Path, name: str, url: str) -> ExoProcess:
     """A node with a cache of its own."""
     return c.add(
@@ -185,3 +196,60 @@ async def test_a_hub_that_refuses_is_told_to_the_client(tmp_path: Path, server: 
         (item,) = await ended(c, "a", ["a"])
         assert item["phase"] == "failed" and "gated" in item["warning"]
         assert (await node.first_event("/v1/events"))["phase"] == "failed"
+
+
+def held(folder: Path, name: str) -> set[str]:
+    """The whole weight files in a node's cache."""
+    snapshots = (folder / f"cache-{name}").glob("models--org--tiny/snapshots/*/*.safetensors")
+    return {file.name for file in snapshots}
+
+
+async def test_a_node_fetches_the_weights_its_shard_needs_and_more_when_one_dies(
+    tmp_path: Path, weights: dict[str, bytes]
+) -> None:
+    files = {name for name in weights if name.endswith(".safetensors")}
+    names = ["a", "b", "c"]
+    with HubServer() as server:
+        server.put(REPO, weights)
+        async with cluster(tmp_path) as c:
+            for name in names:
+                add(c, tmp_path, name, server.url)
+            await c.together()
+            said = await c.nodes["b"].chat(model=REPO, max_tokens=8)
+            shares = {name: held(tmp_path, name) for name in names}
+            assert set.union(*shares.values()) == files
+            assert all(len(share) <= 4 for share in shares.values()), shares
+            size = sum(map(len, weights.values()))
+            assert sum(server.sent.values()) <= 1.05 * size
+            ring = await c.nodes["a"].ring(REPO)
+            c.nodes[ring[-1]].kill()
+            left = [name for name in names if name != ring[-1]]
+            await c.together(*left)
+            assert await c.nodes[left[0]].chat(model=REPO, max_tokens=8) == said
+            assert held(tmp_path, left[0]) | held(tmp_path, left[1]) == files
+
+
+async def test_what_a_shard_needs_is_enough_without_a_hub(
+    tmp_path: Path, weights: dict[str, bytes]
+) -> None:
+    """`exo download --shard` on each node, then all of them start offline."""
+    names = ["a", "b"]
+    with HubServer() as server:
+        server.put(REPO, weights)
+        async with cluster(tmp_path) as c:
+            for number, name in enumerate(names, 1):
+                node = add(c, tmp_path, name, server.url)
+                await c.together(name)
+                body = {"model": REPO, "shard": f"{number}/2", "wait": True}
+                assert (await node.post("/v1/download", body, 60))["nodes"] == {name: "ready"}
+                with pytest.raises(ApiError) as refused:
+                    await node.post("/v1/download", body | {"shard": "3/2"})
+                assert "expected 1/n" in refused.value.message
+                node.stop()
+        assert sum(server.sent.values()) <= 1.5 * sum(map(len, weights.values()))
+    async with cluster(tmp_path) as c:
+        for name in names:
+            add(c, tmp_path, name, "")
+        await c.together()
+        assert await c.nodes["b"].chat(model=REPO, max_tokens=3)
+        assert all(len(held(tmp_path, name)) <= 5 for name in names)

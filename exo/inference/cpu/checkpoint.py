@@ -96,6 +96,9 @@ class Checkpoint:
     def nbytes(self, name: str) -> int:
         return self._entries[name][2]
 
+    def file_of(self, name: str) -> Path:
+        return self._entries[name][0]
+
     def tensor(self, name: str) -> Tensor:
         """Raises ModelUnsupported if there is none of that name."""
         if name not in self._entries:

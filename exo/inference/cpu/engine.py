@@ -67,6 +67,13 @@ class CPUEngine(InferenceEngine):
             return described
         return describe_checkpoint(model_id, path, n_layers)
 
+    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+        try:
+            model = CheckpointModel(path)
+        except ModelUnsupported:
+            return self._mlx.weights_of_shard(shard, path)
+        return model.weights_of(shard.start_layer, shard.end_layer)
+
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         if shard.model_id not in self._checkpoints:
             try:
@@ -75,6 +82,7 @@ class CPUEngine(InferenceEngine):
                 self._mlx.load_shard(shard, path, on_progress)
                 self._on_mlx.add(shard)
                 return
+        self._checkpoints[shard.model_id].path = path
         try:
             self._models[shard] = self._checkpoints[shard.model_id].build(
                 shard.start_layer,

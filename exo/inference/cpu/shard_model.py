@@ -63,7 +63,7 @@ class CheckpointModel:
         config = read_config(path)
         self.architecture: Architecture = architecture(config)
         self._quantization = Quantization.of(config)
-        self._path = path
+        self.path = path  # may be set anew: to where more of its files are
         self._layers: dict[int, native.Layer] = {}
         self._matrices: dict[str, native.Matrix] = {}
         ropes = {rope for rope in self.architecture.ropes if rope is not None}
@@ -85,7 +85,7 @@ class CheckpointModel:
         `on_progress` is called with (bytes read, bytes to read); `cache_limit`, when all is in
         memory, gives the bytes that the KV cache may grow to."""
         arch = self.architecture
-        with Checkpoint(self._path) as checkpoint:
+        with Checkpoint(self.path) as checkpoint:
             total, done = self._missing_bytes(checkpoint, start, end), 0
             on_progress(0, total)
 
@@ -117,6 +117,13 @@ class CheckpointModel:
             on_progress(total, total)
         return model
 
+    def weights_of(self, start: int, end: int) -> frozenset[str]:
+        """Names of the files that hold what layers [start, end) read."""
+        with Checkpoint(self.path) as checkpoint:
+            layers, modules = range(start, end), self._outer_modules(start, end)
+            names = self._tensors_of(checkpoint, layers, modules, end)
+            return frozenset(checkpoint.file_of(name).name for name in names)
+
     def keep_only(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Forget what no shard of these layer ranges uses."""
         kept = list(ranges)
@@ -133,13 +140,19 @@ class CheckpointModel:
 
     def _missing_bytes(self, checkpoint: Checkpoint, start: int, end: int) -> int:
         layers = [i for i in range(start, end) if i not in self._layers]
-        names = [name for i in layers for name in self._tensors_of_layer(checkpoint, i)]
-        for module in self._outer_modules(start, end):
-            if module not in self._matrices:
-                names += _parts(checkpoint, module)
+        modules = [m for m in self._outer_modules(start, end) if m not in self._matrices]
+        return sum(map(checkpoint.nbytes, self._tensors_of(checkpoint, layers, modules, end)))
+
+    def _tensors_of(
+        self, checkpoint: Checkpoint, layers: Iterable[int], modules: Iterable[str], end: int
+    ) -> Iterator[str]:
+        """Of these layers and outer modules, and of the final norm where `end` is the model's."""
+        for index in layers:
+            yield from self._tensors_of_layer(checkpoint, index)
+        for module in modules:
+            yield from _parts(checkpoint, module)
         if end == self.architecture.n_layers:
-            names.append("model.norm.weight")
-        return sum(checkpoint.nbytes(name) for name in names)
+            yield "model.norm.weight"
 
     def _spec(self, precise: bool, cache_limit_bytes: int) -> native.Spec:
         arch = self.architecture

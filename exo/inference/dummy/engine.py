@@ -84,6 +84,9 @@ class DummyEngine(InferenceEngine):
             context_length=CONTEXT_LENGTH,
         )
 
+    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+        return frozenset()
+
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         if self._faults.hit("load"):
             raise RuntimeError("dummy fault in load")

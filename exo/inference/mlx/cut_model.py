@@ -27,6 +27,7 @@ from mlx_lm.utils import load_model
 
 from exo.errors import ModelUnsupported
 from exo.inference.mlx import caches as kv
+from exo.inference.mlx.absent import classes_without, depend_on_absent
 from exo.inference.mlx.boundary import Boundary
 from exo.inference.mlx.trace import (
     TRACE_TOKENS,
@@ -35,6 +36,7 @@ from exo.inference.mlx.trace import (
     boundaries_of,
     crossings,
 )
+from exo.models.description import absent_weights, tensors_in
 
 # What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
 # the process when a package is missing.
@@ -118,9 +120,13 @@ class CutModel:
         ModelUnsupported: mlx-lm has no class for it, or the class cannot be built or traced.
     """
 
-    def __init__(self, path: Path, dtype: mx.Dtype | None) -> None:
+    def __init__(
+        self, path: Path, dtype: mx.Dtype | None, absent: frozenset[str] | None = None
+    ) -> None:
+        """`absent`: weight files to do without; None: those that are not here."""
         self._path = path
         self._dtype = dtype
+        self._absent = absent_weights(path) if absent is None else absent
         self.model, self.config = self.build()
         found = getattr(self.model, "layers", None)
         if not found:
@@ -141,9 +147,10 @@ class CutModel:
 
     def build(self) -> tuple[nn.Module, dict[str, Any]]:
         """The model with every parameter still lazy: names and shapes, no data."""
+        classes = classes_without(tensors_in(self._path, self._absent))
         try:
             # trust_remote_code stays False: a checkpoint never brings code.
-            model, config = load_model(self._path, lazy=True)
+            model, config = load_model(self._path, lazy=True, get_model_classes=classes)
         except _BUILD_ERRORS as error:
             raise ModelUnsupported(
                 f"mlx-lm cannot build the model in {self._path}: {type(error).__name__}: {error}"
@@ -237,6 +244,34 @@ class CutModel:
             except _BUILD_ERRORS:
                 refused[cut] = "later layers need more of earlier ones than the hidden states"
         return refused
+
+    def needs_absent(self, start: int, end: int) -> bool:
+        """Whether layers [start, end) would read anything of the absent weight files."""
+        rows = mx.zeros((1, self.boundaries[start - 1].features)) if start else None
+        caches = self.new_caches()
+        token = mx.zeros((1,), mx.int32)
+        output = self.forward(start, end, token, rows, caches, want_logits=True)
+        layers = [layer.parameters() for layer in self.layers[start:end]]
+        return depend_on_absent([output, kv.arrays(caches), layers])
+
+    def reopen(self, path: Path, in_memory: set[int]) -> None:
+        """More of the checkpoint's files are here, in `path`: the stand-ins for their tensors give
+        way to these. `in_memory`: layers that are complete already."""
+        self._path = path
+        if not self._absent:
+            return
+        self._absent = absent_weights(path)
+        fresh, _ = self.build()
+        for index, layer in enumerate(self.layers):
+            if index not in in_memory:
+                layer.update(fresh.layers[index].parameters())
+        inside = {id(module) for layer in fresh.layers for module in layer.modules()}
+        own = dict(self.model.named_modules())
+        for name, module in fresh.named_modules():
+            if id(module) not in inside:
+                for key, value in module.items():
+                    if isinstance(value, mx.array) and depend_on_absent(own[name].get(key)):
+                        own[name][key] = value
 
     def parameter_bytes(self, index: int) -> int:
         return sum(a.nbytes for _, a in tree_flatten(self.layers[index].parameters()))

@@ -23,7 +23,12 @@ from exo.inference.mlx.host_linear import (
     move_to_host,
     move_to_host_when_called,
 )
-from exo.models.description import ModelDescription, describe_checkpoint
+from exo.models.description import (
+    ModelDescription,
+    describe_checkpoint,
+    safetensors_files,
+    spare_weights,
+)
 from exo.shard import Shard
 
 if TYPE_CHECKING:
@@ -73,17 +78,29 @@ class MLXEngine(InferenceEngine):
         found = describe_checkpoint(model_id, path, model.n_layers)
         return replace(found, cuts=model.cuts, uncuttable=model.uncuttable)
 
-    def _cut_model(self, path: Path) -> CutModel:
+    def _cut_model(self, path: Path, absent: frozenset[str] | None = None) -> CutModel:
         # mlx-lm brings transformers along: a second that a node's start need not wait for.
         from exo.inference.mlx.cut_model import CutModel
 
         # float16 products on a CPU are 30 times slower than float32 ones.
-        return CutModel(path, mx.float32 if self._on_cpu else None)
+        return CutModel(path, mx.float32 if self._on_cpu else None, absent)
+
+    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+        """Names of tensors only suggest which files a shard can do without: a class may put them
+        together as it likes. Its own lazy graph decides."""
+        start, end = shard.start_layer, shard.end_layer
+        names = frozenset(file.name for file in safetensors_files(path))
+        for spare in spare_weights(path, start, end, shard.n_layers):
+            if not self._cut_model(path, spare).needs_absent(start, end):
+                return names - spare
+        return names
 
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         loaded = self._loaded.get(shard.model_id)
         if loaded is None:
             loaded = self._loaded[shard.model_id] = _Loaded(self._cut_model(path))
+        else:
+            loaded.model.reopen(path, loaded.in_memory)
         wanted = set(range(shard.start_layer, shard.end_layer))
         missing = sorted(wanted - loaded.in_memory)
         loaded.shards.add(shard)

@@ -499,7 +499,7 @@ class PrepareRequest(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     renew: _builtins.bool
-    """look for a newer revision even if the files are here"""
+    """all its files, newer ones if there are; else only what a description needs"""
     def __init__(
         self,
         *,

@@ -143,7 +143,7 @@ class NodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """Makes a model's files present on the node; its description as the last event.
+        """Asks what a model needs, for which parts of its files are fetched; the answer as the last event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

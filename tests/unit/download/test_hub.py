@@ -35,6 +35,8 @@ from exo.errors import (
 )
 from exo.models.card import ModelCard
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 REPO = "org/model"
 CARD = ModelCard(REPO, REPO, repo=REPO)
 QUICK = Patience(first_rest_s=0.01, longest_rest_s=0.1)
@@ -58,15 +60,6 @@ def model_files(seed: int = 0, size: int = 5 * SPAN // 2 + 12345) -> dict[str, b
 FILES = model_files()
 WANTED = sorted(set(FILES) - {"README.md", "pytorch_model.bin"})
 LARGE = "model-00001-of-00002.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a hub that may be asked."""
-    folder = tmp_path / "hub"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    return folder
 
 
 @pytest.fixture

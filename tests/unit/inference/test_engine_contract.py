@@ -96,12 +96,12 @@ async def test_released_sequences_are_forgotten(loaded: tuple) -> None:
         await engine.forward(shard, part(2, [7]), None)
 
 
-async def test_a_step_that_lies_about_its_shape_is_refused(loaded: tuple) -> None:
+async def test_a_step_that_lies_about_its_shape_is_refused(loaded: tuple, folder: Path) -> None:
     engine, shard = loaded
     with pytest.raises(InvalidFrame, match="add up"):
         ForwardBatch((Slice("s", 0, 2),), np.array([1, 2, 3], np.int32))
     later = Shard("m", 1, shard.n_layers, shard.n_layers)
-    await engine.load(later, Path(), lambda done, total: None)
+    await engine.load(later, folder, lambda done, total: None)
     for states in (None, np.zeros((2, 4), np.float32), np.zeros((1, 3), np.float32)):
         with pytest.raises((InvalidFrame, EngineFailed)):
             await engine.forward(later, part(0, [1]), states)

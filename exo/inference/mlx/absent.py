@@ -1,0 +1,53 @@
+"""Tensors of weight files that are not on this machine, where mlx-lm wants a whole checkpoint.
+
+A stand-in takes each one's place before the model's class sees the weights. It has the shape and
+the dtype, no memory, and no number in it. It begins with an operation that no model uses, so that
+the graph of a result tells whether anything absent would go into it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
+
+_MARK = "ArcCosh"
+
+Classes = Callable[[dict[str, Any]], tuple[Any, Any]]
+
+
+def classes_without(tensors: Collection[str]) -> Classes:
+    """What `mlx_lm.utils.load_model` asks for a model's classes, with stand-ins for `tensors`."""
+
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
+        model_class, arguments_class = _get_classes(config)
+        if not tensors:
+            return model_class, arguments_class
+
+        def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            stood_in = {n: _stand_in(a) if n in tensors else a for n, a in weights.items()}
+            inherited = getattr(model_class, "sanitize", None)
+            return inherited(self, stood_in) if inherited else stood_in
+
+        return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), arguments_class
+
+    return classes
+
+
+def depend_on_absent(results: Any) -> bool:
+    """Whether any array in a tree would be computed from a stand-in."""
+    arrays = [array for _, array in tree_flatten([results]) if isinstance(array, mx.array)]
+    if not arrays:
+        return False
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *arrays)
+    return f'label ="{_MARK}"' in graph.getvalue()
+
+
+def _stand_in(tensor: mx.array) -> mx.array:
+    # arccosh(0) is no number.
+    return mx.arccosh(mx.zeros(tensor.shape)).astype(tensor.dtype)
