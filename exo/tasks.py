@@ -35,7 +35,11 @@ class TaskOwner:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, ExoError):  # says by itself what is wrong
+            logger.warning("task %s: %s", task.get_name(), error.message)
+        else:
             logger.error("task %s died", task.get_name(), exc_info=error)
 
     async def close(self) -> None:

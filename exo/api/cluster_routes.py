@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from exo import __version__
@@ -17,6 +19,7 @@ class ClusterRoutes:
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/v1/topology", self.topology)
+        app.router.add_get("/v1/cluster/models", self.models)
         app.router.add_get("/healthcheck", self.healthcheck)
 
     async def topology(self, http: web.Request) -> web.Response:
@@ -27,6 +30,23 @@ class ClusterRoutes:
         view["activity"] = [as_json(progress) for progress in self._node.activity.everyone()]
         view["status"] = self._node.status()
         return web.json_response(view)
+
+    async def models(self, http: web.Request) -> web.Response:
+        """Which nodes hold which models' files: bytes of disk, whether all of them, and when the
+        model was last used there (seconds since 1970, null if never)."""
+        by_model: dict[str, list[dict[str, Any]]] = {}
+        for node_id, models in (await self._node.cluster_files.held()).items():
+            for model in models:
+                by_model.setdefault(model.model_id, []).append(
+                    {
+                        "node_id": node_id,
+                        "size": model.size,
+                        "whole": model.whole,
+                        "last_used": model.last_used or None,
+                    }
+                )
+        data = [{"id": model_id, "nodes": nodes} for model_id, nodes in by_model.items()]
+        return web.json_response({"object": "list", "data": data})
 
     async def healthcheck(self, http: web.Request) -> web.Response:
         """This process lives; `ready` lists models out of whose ring a token has come."""

@@ -68,9 +68,9 @@ class DownloadRoutes:
     ) -> dict[str, ExoError | None]:
         """How it ended on each node."""
         if shard is None:
-            return await self._node.download(model_id, everywhere=everywhere)
+            return await self._node.cluster_files.download(model_id, everywhere=everywhere)
         try:
-            await self._node.download_shard(model_id, *shard)
+            await self._node.cluster_files.download_shard(model_id, *shard)
         except ExoError as error:
             return {self._node.config.node_id: error}
         return {self._node.config.node_id: None}
@@ -84,7 +84,7 @@ class DownloadRoutes:
     async def remove(self, http: web.Request) -> web.Response:
         """Delete a model's files from this machine."""
         model_id = unquote(http.match_info["model_id"])
-        freed = await self._node.remove(model_id)
+        freed = await self._node.cluster_files.remove(model_id)
         return web.json_response(
             {"id": model_id, "object": "model", "deleted": True, "freed": freed}
         )

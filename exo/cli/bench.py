@@ -231,7 +231,13 @@ async def _nodes(args: argparse.Namespace, count: int, threads: int) -> AsyncIte
                 command = [sys.executable, "-m", "exo.cli.main", "--disable-tui"]
                 command += ["--interface", "lo0" if platform.system() == "Darwin" else "lo"]
                 command += ["--cluster", cluster, "--broadcast-port", str(broadcast)]
-                command += ["--node-id", f"bench{i}", "--memory", f"{_share(count)}"]
+                command += [
+                    "--no-preload",
+                    "--node-id",
+                    f"bench{i}",
+                    "--memory",
+                    f"{_share(count)}",
+                ]
                 command += ["--chatgpt-api-port", str(ports[i]), "--threads", str(threads)]
                 command += ["--inference-engine", args.inference_engine]
                 command += ["--precise"] if args.precise else []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import json
 import sys
 import time
@@ -16,6 +14,7 @@ from tqdm import tqdm
 from exo.cli.running_node import run_until_signal, some_node
 from exo.errors import error_from_code
 from exo.models.card import default_model, resolve
+from exo.tasks import TaskOwner
 
 _LINE_S = 5.0
 """Between two lines where there is no terminal to draw bars on."""
@@ -35,7 +34,8 @@ async def _download(args: argparse.Namespace) -> int:
     model = args.model or default_model()
     shown = DownloadView(model, by_node=args.all_nodes)
     async with some_node(args) as url, aiohttp.ClientSession() as session:
-        watching = asyncio.create_task(_watch(session, url, shown))
+        tasks = TaskOwner("download")
+        tasks.background(_watch(session, url, shown), "watch")
         try:
             body = {"model": model, "all_nodes": args.all_nodes, "wait": True}
             if args.shard:
@@ -44,9 +44,7 @@ async def _download(args: argparse.Namespace) -> int:
             async with session.post(f"{url}/v1/download", json=body, timeout=timeout) as response:
                 answer = await response.json()
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            await tasks.close()
             shown.close()
     if "error" in answer:
         error = answer["error"]
@@ -62,11 +60,15 @@ async def _download(args: argparse.Namespace) -> int:
 
 
 async def _watch(session: aiohttp.ClientSession, url: str, shown: DownloadView) -> None:
+    """Until it is cancelled. If the stream breaks, the answer still tells how it ended."""
     timeout = aiohttp.ClientTimeout(total=None)
-    async with session.get(f"{url}/v1/events", timeout=timeout) as response:
-        async for line in response.content:
-            if line.startswith(b"data: "):
-                shown.show(json.loads(line[6:]))
+    try:
+        async with session.get(f"{url}/v1/events", timeout=timeout) as response:
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    shown.show(json.loads(line[6:]))
+    except aiohttp.ClientError as error:
+        tqdm.write(f"no progress to show: {error}", file=sys.stderr)
 
 
 class DownloadView:

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import shutil
+import time
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from exo.cli.client import get_json
 from exo.cli.settings import home
 from exo.download.hub_cache import cache_folder
 from exo.download.store import ModelStore, default_sources
-from exo.models.card import registry
+from exo.errors import PeerUnavailable
+from exo.models.card import ModelCard, registry
+from exo.orchestration.usage import Usage
 
 
 def show_models(args: argparse.Namespace) -> int:
-    """Models that are here; with --all, also every short name."""
+    """Models that are here or on nodes of the cluster this machine is in; with --all, also every
+    short name."""
     store = _store()
-    cards = {card.model_id: card for card in store.available()}
+    elsewhere = _on_nodes(args.chatgpt_api_port)
+    known = store.available()
+    cards = {card.model_id: card for card in known}
+    cards |= {name: ModelCard(name, name) for name in elsewhere if name not in cards}
     if args.all:
         cards = registry() | cards
-    table = _table("model", "name", "size", "files")
+    last_used = Usage(home() / "usage.json").last_used()
+    columns = ("model", "name", "size", "last used", *(["nodes"] if elsewhere else []), "files")
+    table = _table(*columns)
     for card in cards.values():
-        here = store.find(card.model_id)
-        if here is None and card.wheel is None and not args.all:
+        here = store.find(card.model_id, ()) if card in known else None
+        nodes = elsewhere.get(card.model_id, [])
+        if here is None and not nodes and card.wheel is None and not args.all:
             continue
-        where = str(here) if here else "fetched at first use"
-        size = f"{store.size(here) / 1e6:,.0f} MB" if here else ""
-        table.add_row(card.model_id, card.name, size, where)
+        where = str(here) if here else "on other nodes" if nodes else "fetched at first use"
+        if here and store.find(card.model_id) is None:
+            where += " (some of its weights)"
+        used = max([n["last_used"] or 0 for n in nodes] + [last_used.get(card.model_id, 0)])
+        row = [card.model_id, card.name]
+        row += [f"{store.size(here) / 1e6:,.0f} MB" if here else "", _ago(used)]
+        row += [", ".join(map(_share, nodes))] if elsewhere else []
+        table.add_row(*row, where)
     console = Console(soft_wrap=True)
     console.print(table)
     if not args.all:
@@ -39,10 +57,35 @@ def show_models(args: argparse.Namespace) -> int:
     return 0
 
 
+def _on_nodes(api_port: int) -> dict[str, list[dict[str, Any]]]:
+    """What the nodes of the cluster hold, by model; nothing if no node runs here."""
+    try:
+        found = asyncio.run(get_json(api_port, "/v1/cluster/models"))
+    except PeerUnavailable:
+        return {}
+    return {model["id"]: model["nodes"] for model in found["data"]}
+
+
+def _share(node: dict[str, Any]) -> str:
+    return str(node["node_id"]) + ("" if node["whole"] else f" ({node['size'] / 1e6:,.0f} MB)")
+
+
+def _ago(moment: float) -> str:
+    if not moment:
+        return ""
+    minutes = max(0, int(time.time() - moment)) // 60
+    for length, name in ((1440, "day"), (60, "hour"), (1, "minute")):
+        if minutes >= length:
+            count = minutes // length
+            return f"{count} {name}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
 def show_usage(args: argparse.Namespace) -> int:
     """Disk taken by each model that is here, the largest first, and what is free."""
     store = _store()
-    found = [(c.model_id, here) for c in store.available() if (here := store.find(c.model_id))]
+    names = [card.model_id for card in store.available()]
+    found = [(name, here) for name in names if (here := store.find(name, ()))]
     sizes = sorted(((store.size(here), name) for name, here in found), reverse=True)
     table = _table("model", "size")
     for size, name in sizes:

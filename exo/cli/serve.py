@@ -11,6 +11,8 @@ from rich.live import Live
 from exo.cli.running_node import run_until_signal, running_node
 from exo.cli.screen import node_screen, plain_lines
 from exo.orchestration.node import StandardNode
+from exo.orchestration.preload import preload_most_used
+from exo.tasks import TaskOwner
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -23,10 +25,16 @@ async def _serve(args: argparse.Namespace) -> int:
         if args.wait_for_peers:
             print(f"waiting for {args.wait_for_peers} peers", flush=True)  # noqa: T201
             await node.wait_for_peers(args.wait_for_peers)
-        if args.disable_tui or not sys.stdout.isatty():
-            await _print_changes(node)
-        else:
-            await _show_screen(node)
+        tasks = TaskOwner("serve")
+        try:
+            if args.preload:
+                tasks.background(preload_most_used(node), "preload")
+            if args.disable_tui or not sys.stdout.isatty():
+                await _print_changes(node)
+            else:
+                await _show_screen(node)
+        finally:
+            await tasks.close()
     return 0
 
 

@@ -116,6 +116,12 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="bits for GGUF weights that would otherwise stay float16",
     )
     who.add_argument(
+        "--preload",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="load the models used most when the node starts (default: yes)",
+    )
+    who.add_argument(
         "--models-dir",
         action="append",
         default=[],

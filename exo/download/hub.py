@@ -50,7 +50,14 @@ logger = logging.getLogger(__name__)
 KEEP_FREE = 256 << 20
 """Bytes of disk that a download leaves free."""
 
+LOW_DISK = 5 << 30
+"""Bytes of free disk below which a download warns."""
+
+SLOW = 1e6
+"""Bytes a second below which a download warns."""
+
 _PROGRESS_S = 0.1  # between two events
+_WINDOW_S = 5.0  # of which the speed is looked at, and how long a failure is shown
 
 
 class Hub(ModelSource):
@@ -238,8 +245,7 @@ class Hub(ModelSource):
                 missing.append(file)
         if not missing:
             return
-        _check_disk(cache, missing)
-        report = _Report(listing.repo, missing, on_progress)
+        report = _Report(listing.repo, missing, on_progress, _check_disk(cache, missing))
         transfer = Transfer(
             [*peers, *hub],
             report.arrived,
@@ -283,7 +289,8 @@ async def _locked(
         yield
 
 
-def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> None:
+def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> str:
+    """Raises DiskFull if there is too little; a warning if there will be little, else ""."""
     cache.folder.mkdir(parents=True, exist_ok=True)
     wanted = sum(file.size for file in missing) - sum(
         part.stat().st_blocks * 512
@@ -296,13 +303,21 @@ def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> None:
             f"{cache.repo} needs {wanted / 1e9:.1f} GB more of disk and {cache.folder} has "
             f"{free / 1e9:.1f} GB free; free some space or set HF_HOME to another disk"
         )
+    left = free - wanted
+    return f"low disk: {left / 1e9:.1f} GB will be left" if left < LOW_DISK else ""
 
 
 class _Report:
     """Turns what arrives into progress, a few times a second."""
 
-    def __init__(self, repo: str, files: Sequence[RepoFile], on_progress: OnProgress) -> None:
+    def __init__(
+        self, repo: str, files: Sequence[RepoFile], on_progress: OnProgress, low_disk: str
+    ) -> None:
         self._repo = repo
+        self._low_disk = low_disk
+        self._trouble, self._trouble_at = "", 0.0
+        self._is_slow = False
+        self._window: tuple[float, int] | None = None  # when it began, bytes that had come
         self._total = sum(file.size for file in files)
         self._done = dict.fromkeys((file.path for file in files), 0)
         self._by_source = {"hub": 0, "peer": 0, "disk": 0}
@@ -317,11 +332,29 @@ class _Report:
             return  # all files say so before the first one moves
         now = time.monotonic()
         whole = self._done[file.path] == file.size
+        if event.trouble:
+            self._trouble, self._trouble_at = event.trouble, now
         if event.trouble or whole or now - self._sent > _PROGRESS_S:
             self._sent = now
-            self.send("downloading", file, event.trouble)
+            self._look_at_speed(now)
+            self.send("downloading", file)
 
-    def send(self, phase: str, file: RepoFile | None = None, warning: str = "") -> None:
+    def _look_at_speed(self, now: float) -> None:
+        came = self._by_source["hub"] + self._by_source["peer"]
+        began, had = self._window or (now, came)
+        if now - began >= _WINDOW_S:
+            self._is_slow = came - had < SLOW * (now - began)
+            began, had = now, came
+        self._window = began, had
+
+    def _warning(self) -> str:
+        if self._trouble and time.monotonic() - self._trouble_at < _WINDOW_S:
+            return self._trouble
+        if self._is_slow:
+            return f"slow link: less than {SLOW / 1e6:.0f} MB/s"
+        return self._low_disk
+
+    def send(self, phase: str, file: RepoFile | None = None) -> None:
         done = sum(self._done.values())
         self._on_progress(
             Progress(
@@ -332,7 +365,7 @@ class _Report:
                 file=file.path if file else "",
                 file_done=self._done[file.path] if file else 0,
                 file_total=file.size if file else 0,
-                warning=warning,
+                warning=self._warning() if phase == "downloading" else "",
                 by_source=tuple(self._by_source.items()),
             )
         )

@@ -85,11 +85,24 @@ class _Work:
     file: RepoFile
     partial: PartialFile
     suppliers: list[_Serving]  # who may bring it, most trusted last
-    spans: list[tuple[int, int]]
+    spans: list[tuple[int, int]]  # not taken yet
+    refused: Counter[_Serving] = field(default_factory=Counter)
+    """How many spans from the first on are not for a supplier by the rules as they are now: a large
+    file has too many to look at all of them at every change."""
     sources: set[_Serving] = field(default_factory=set)
     liars: list[_Serving] = field(default_factory=list)  # who sent a whole file of wrong bytes
     came: Counter[str] = field(default_factory=Counter)  # bytes by kind of supplier
     error: ExoError | None = None  # the last failure
+
+    def take(self, index: int) -> tuple[int, int]:
+        """A span off the list."""
+        for serving, count in self.refused.items():
+            self.refused[serving] = count - (index < count)
+        return self.spans.pop(index)
+
+    def put_back(self, spans: list[tuple[int, int]]) -> None:
+        self.refused.clear()
+        self.spans = spans + self.spans
 
 
 @dataclass(eq=False)
@@ -209,6 +222,8 @@ class Transfer:
             await rules.until_next_poll()
             await rules.poll()
             async with self._changed:
+                for work in self._works:
+                    work.refused.clear()
                 for serving in self._serving:
                     if (error := rules.lost(serving.supplier)) is not None:
                         serving.supplier.given_up = True
@@ -229,7 +244,7 @@ class Transfer:
             async with self._changed:
                 work.partial.on_its_way.discard((start, end))
                 if reached < end:
-                    work.spans.insert(0, (reached, end))
+                    work.put_back([(reached, end)])
                 if failure is not None:
                     self._after(failure, serving, work)
                 self._changed.notify_all()
@@ -242,11 +257,12 @@ class Transfer:
             rules, who, alone = self._rules, serving.supplier, len(work.suppliers) == 1
             if rules is not None and not rules.may_at_all(who, work.file, alone=alone):
                 continue
-            for index, (start, end) in enumerate(work.spans):
+            for index in range(work.refused[serving], len(work.spans)):
+                start, end = work.spans[index]
                 if rules is None or rules.may(who, work.file, start, end, alone=alone):
-                    del work.spans[index]
                     work.partial.on_its_way.add((start, end))
-                    return work, start, end
+                    return work, *work.take(index)
+                work.refused[serving] = index + 1
         return None
 
     async def _read(
@@ -304,6 +320,7 @@ class Transfer:
         for work in works:
             if serving in work.suppliers:
                 work.suppliers.remove(serving)
+                work.refused.clear()  # who is alone may more
             if not work.suppliers:
                 failed = error or work.error
                 raise failed or DownloadFailed(f"nobody could bring {work.file.path}")
@@ -342,8 +359,8 @@ class Transfer:
             work.suppliers = honest[-1:] if work.sources else honest
         elif len(work.liars) > len(set(work.liars)):
             raise work.error
-        work.sources = set()
-        work.spans = _spans(work.partial, self._span)
+        work.sources, work.spans = set(), []
+        work.put_back(_spans(work.partial, self._span))
 
 
 def _spans(partial: PartialFile, span: int) -> list[tuple[int, int]]:

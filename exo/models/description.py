@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
+from exo.shard import Shard
 
 KV_RESERVE_TOKENS = 4096
 """Tokens of KV cache counted with every layer when a model is placed."""
@@ -45,6 +46,13 @@ class ModelDescription:
     @property
     def n_layers(self) -> int:
         return len(self.layer_bytes)
+
+    def bytes_of(self, shards: Collection[Shard]) -> int:
+        """Memory that these shards take together; layers they share count once."""
+        layers = {i for shard in shards for i in range(shard.start_layer, shard.end_layer)}
+        first = self.first_bytes if any(shard.is_first for shard in shards) else 0
+        last = self.last_bytes if any(shard.is_last for shard in shards) else 0
+        return first + sum(self.layer_bytes[i] for i in layers) + last
 
 
 def read_config(path: Path) -> dict[str, Any]:

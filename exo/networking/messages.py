@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -85,10 +85,23 @@ class GenerationEvent:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A node's answer to a planner: the model, and the bytes a shard of it may take there."""
+    """A node's answer to a planner: the model, the bytes a shard of it may take there, and by model
+    the bytes that others hold there."""
 
     description: ModelDescription
     memory_bytes: int
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model whose files are on a node: `size` bytes of disk; not `whole` if weight files are
+    missing; `last_used` in seconds since 1970, 0 if that is not known."""
+
+    model_id: str
+    size: int
+    whole: bool
+    last_used: float = 0.0
 
 
 def capabilities_to_pb(found: DeviceCapabilities) -> pb.Capabilities:

@@ -19,6 +19,7 @@ from exo.networking.messages import (
     Frame,
     GenerationEvent,
     GenerationRequest,
+    HeldModel,
     Prepared,
     StepFailure,
 )
@@ -29,6 +30,7 @@ from exo.topology.capabilities import DeviceCapabilities
 _OWN_LAG_S = 0.5
 
 WARM_UP_TIMEOUT_S = 120.0
+UNLOAD_TIMEOUT_S = 30.0
 """A first token may have to compile kernels and page in weights."""
 
 
@@ -136,10 +138,14 @@ class PeerHandle:
         with errors_of(self._name):
             await self._stub.Goodbye(request, timeout=0.5)
 
-    async def ensure_plan(self, model_id: str, dead_hash: str, on_progress: OnProgress) -> RingPlan:
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+    ) -> RingPlan:
         """Ask the planner for a ready plan of the model, not `dead_hash`; it is made if there is
-        none."""
-        request = pb.EnsurePlanRequest(model_id=model_id, dead_hash=dead_hash)
+        none, where idle models may have to go if `make_room`."""
+        request = pb.EnsurePlanRequest(
+            model_id=model_id, dead_hash=dead_hash, keep_others=not make_room
+        )
         with errors_of(self._name):
             call = self._stub.EnsurePlan(request)
             async with contextlib.aclosing(until_silent(self._name, call)) as events:
@@ -152,14 +158,14 @@ class PeerHandle:
     async def prepare(
         self, model_id: str, on_progress: OnProgress, *, renew: bool = False
     ) -> Prepared:
-        """Make the model's files present on the peer, newer ones if `renew` asks for them."""
+        """Ask what the model needs and the peer has; `renew` makes all its files present there."""
         with errors_of(self._name):
             call = self._stub.Prepare(pb.PrepareRequest(model_id=model_id, renew=renew))
             async with contextlib.aclosing(until_silent(self._name, call)) as events:
                 async for event in events:
                     if event.HasField("description"):
                         found = messages.description_from_pb(model_id, event.description)
-                        return Prepared(found, event.memory_bytes)
+                        return Prepared(found, event.memory_bytes, dict(event.held_bytes))
                     on_progress(messages.progress_from_pb(event.progress))
         raise PeerUnavailable(f"{self._name} ended the call without describing {model_id}")
 
@@ -187,10 +193,35 @@ class PeerHandle:
                 pb.PlanRequest(plan=messages.plan_to_pb(plan)), timeout=CALL_TIMEOUT_S
             )
 
-    async def retire(self, plan_hash: str, reason: str) -> None:
-        request = pb.RetirePlanRequest(plan_hash=plan_hash, reason=reason)
+    async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None:
+        request = pb.RetirePlanRequest(
+            plan_hash=plan_hash, reason=reason, unload_model=unload_model
+        )
+        # An engine frees memory between two steps.
+        timeout_s = UNLOAD_TIMEOUT_S if unload_model else CALL_TIMEOUT_S
         with errors_of(self._name):
-            await self._stub.RetirePlan(request, timeout=CALL_TIMEOUT_S)
+            await self._stub.RetirePlan(request, timeout=timeout_s)
+
+    async def idle_s(self, plan_hash: str) -> float | None:
+        """Seconds since something ran on a plan the peer heads; None while something does."""
+        request = pb.IdleTimeRequest(plan_hash=plan_hash)
+        with errors_of(self._name):
+            reply = await self._stub.IdleTime(request, timeout=CALL_TIMEOUT_S)
+        return reply.seconds if reply.idle else None
+
+    async def unload(self, plan_hash: str) -> bool:
+        """Have the peer end a plan it heads and free its memory everywhere; False if something
+        runs on it."""
+        request = pb.UnloadPlanRequest(plan_hash=plan_hash)
+        with errors_of(self._name):
+            reply = await self._stub.UnloadPlan(request, timeout=UNLOAD_TIMEOUT_S)
+        return bool(reply.unloaded)
+
+    async def models_here(self) -> list[HeldModel]:
+        """Models whose files are on the peer."""
+        with errors_of(self._name):
+            reply = await self._stub.ListModels(pb.ListModelsRequest(), timeout=CALL_TIMEOUT_S)
+        return [HeldModel(m.model_id, m.size, m.whole, m.last_used) for m in reply.models]
 
     async def report_failure(self, failure: StepFailure) -> None:
         with errors_of(self._name):

@@ -27,6 +27,7 @@ from exo.networking.messages import (
     Frame,
     GenerationEvent,
     GenerationRequest,
+    HeldModel,
     Prepared,
     StepFailure,
 )
@@ -57,7 +58,7 @@ class NodeHandler(ABC):
 
     @abstractmethod
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress
+        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
     ) -> RingPlan: ...
 
     @abstractmethod
@@ -75,7 +76,16 @@ class NodeHandler(ABC):
     async def publish(self, plan: RingPlan) -> None: ...
 
     @abstractmethod
-    async def retire(self, plan_hash: str, reason: str) -> None: ...
+    async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None: ...
+
+    @abstractmethod
+    async def idle_s(self, plan_hash: str) -> float | None: ...
+
+    @abstractmethod
+    async def unload(self, plan_hash: str) -> bool: ...
+
+    @abstractmethod
+    async def models_here(self) -> list[HeldModel]: ...
 
     @abstractmethod
     def on_frame(self, plan_hash: str, frame: Frame) -> None: ...
@@ -150,7 +160,10 @@ class _Servicer(NodeServiceServicer):
         async for event in _with_progress(
             context,
             lambda on_progress: self._handler.ensure_plan(
-                request.model_id, request.dead_hash, on_progress
+                request.model_id,
+                request.dead_hash,
+                on_progress,
+                make_room=not request.keep_others,
             ),
             lambda progress: pb.EnsurePlanEvent(progress=progress),
             lambda plan: pb.EnsurePlanEvent(plan=messages.plan_to_pb(plan)),
@@ -169,6 +182,7 @@ class _Servicer(NodeServiceServicer):
             lambda prepared: pb.PrepareEvent(
                 description=messages.description_to_pb(prepared.description),
                 memory_bytes=prepared.memory_bytes,
+                held_bytes=prepared.held_bytes,
             ),
         ):
             yield event
@@ -205,10 +219,27 @@ class _Servicer(NodeServiceServicer):
 
     async def RetirePlan(self, request: pb.RetirePlanRequest, context: Context) -> pb.Ack:
         async def retire() -> pb.Ack:
-            await self._handler.retire(request.plan_hash, request.reason)
+            await self._handler.retire(request.plan_hash, request.reason, request.unload_model)
             return pb.Ack()
 
         return await _answer(context, retire())
+
+    async def IdleTime(self, request: pb.IdleTimeRequest, context: Context) -> pb.IdleTimeReply:
+        idle_s = await _answer(context, self._handler.idle_s(request.plan_hash))
+        return pb.IdleTimeReply(idle=idle_s is not None, seconds=idle_s or 0.0)
+
+    async def UnloadPlan(
+        self, request: pb.UnloadPlanRequest, context: Context
+    ) -> pb.UnloadPlanReply:
+        unloaded = await _answer(context, self._handler.unload(request.plan_hash))
+        return pb.UnloadPlanReply(unloaded=unloaded)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsReply:
+        found = await _answer(context, self._handler.models_here())
+        models = (pb.ListModelsReply.Model(**vars(model)) for model in found)
+        return pb.ListModelsReply(models=models)
 
     async def HeldFiles(self, request: pb.HeldFilesRequest, context: Context) -> pb.HeldFilesReply:
         held = asyncio.to_thread(

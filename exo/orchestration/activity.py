@@ -84,7 +84,7 @@ class Activity:
         since = time.monotonic() - SHOWN_S
         with self._mutex:
             tracks = self._own.values()
-            return tuple(t.progress for t in tracks if t.progress.phase not in ENDS or t.at > since)
+            return tuple(_now(t) for t in tracks if t.progress.phase not in ENDS or t.at > since)
 
     def heard(self, node_id: str, progress: Sequence[Progress]) -> None:
         """A peer's own account."""
@@ -100,7 +100,7 @@ class Activity:
     def everyone(self) -> list[Progress]:
         """All that is known, this node's first."""
         with self._mutex:
-            own = [track.progress for track in self._own.values()]
+            own = [_now(track) for track in self._own.values()]
         return own + [one for said in self._others.values() for one in said]
 
     def next_change(self) -> asyncio.Event:
@@ -111,6 +111,13 @@ class Activity:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _now(track: _Track) -> Progress:
+    """Where nothing moves any more, the last speed is none."""
+    if time.monotonic() - track.at > WINDOW_S and track.progress.phase not in ENDS:
+        return replace(track.progress, speed=0.0)
+    return track.progress
 
 
 def as_json(progress: Progress) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from exo.download.store import ModelStore
 from exo.errors import DownloadCancelled, ExoError
 from exo.inference.engine import InferenceEngine
 from exo.models.description import ModelDescription, absent_weights
+from exo.networking.messages import HeldModel
 from exo.orchestration.activity import Activity
 from exo.shard import Shard
 
@@ -63,6 +64,21 @@ class ModelFiles:
             return path
         weights = await self._engine.needed_weights(shard, path)
         return await self._bring(shard.model_id, on_progress, weights=weights)
+
+    async def here(self, last_used: Mapping[str, float]) -> list[HeldModel]:
+        """Models whose files, or some of them, are on this machine."""
+        return await asyncio.to_thread(self._here, last_used)
+
+    def _here(self, last_used: Mapping[str, float]) -> list[HeldModel]:
+        names = [card.model_id for card in self._store.available()]
+        found = ((name, self._store.find(name, ())) for name in names)
+        return [
+            HeldModel(
+                name, self._store.size(path), not absent_weights(path), last_used.get(name, 0)
+            )
+            for name, path in found
+            if path is not None
+        ]
 
     async def remove(self, model_id: str) -> int:
         """Delete a model's files; the bytes freed. Raises what `ModelStore.remove` raises."""

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from exo.download.store import ModelStore
 from exo.errors import (
     ExoError,
     InvalidRequest,
-    Overloaded,
     PeerUnavailable,
     PlanMismatch,
     StepTimeout,
@@ -33,22 +31,24 @@ from exo.networking.messages import (
     Frame,
     GenerationEvent,
     GenerationRequest,
+    HeldModel,
     Prepared,
     StepFailure,
 )
 from exo.networking.peer_handle import Beat
 from exo.networking.server import NodeHandler, NodeServer
 from exo.orchestration.activity import Activity
+from exo.orchestration.cluster_files import ClusterFiles
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.membership import Membership
 from exo.orchestration.model_files import ModelFiles
 from exo.orchestration.planner import Member, Planner
 from exo.orchestration.published import PublishedPlans
 from exo.orchestration.rings import Rings
-from exo.shard import RingPlan, Shard
+from exo.orchestration.usage import Usage
+from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
-from exo.topology.partitioning import largest_remainder
 from exo.topology.topology import NodeView, Topology
 
 logger = logging.getLogger(__name__)
@@ -105,9 +105,11 @@ class StandardNode(NodeHandler):
             lambda plan: self.plans.remove(plan.hash),
         )
         self.plans = PublishedPlans(self._tell_changed)
-        self._planner = Planner(config.node_id, self._members, self.plans.of, self._next_epoch)
+        self._planner = Planner(config.node_id, self._members, lambda: self.plans, self._next_epoch)
+        self.usage = Usage(config.home / "usage.json")
         self.activity = Activity(config.node_id)
         self.files = ModelFiles(config.node_id, store, engine, self.activity)
+        self.cluster_files = ClusterFiles(config.node_id, self.files, self._members, self.rings)
         self._changed = asyncio.Condition()
         self._members_changed = asyncio.Event()
         self._tasks = TaskOwner(f"node {config.node_id}")
@@ -130,6 +132,7 @@ class StandardNode(NodeHandler):
 
     async def stop(self) -> None:
         """Say goodbye, end every session, free everything."""
+        self.usage.write()
         self.store.close()
         await self._tasks.close()
         await self._discovery.stop()
@@ -162,6 +165,8 @@ class StandardNode(NodeHandler):
             try:
                 async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
                     async for event in events:
+                        if not started:
+                            self.usage.note(model_id)
                         started = True
                         yield event
                 return
@@ -234,6 +239,11 @@ class StandardNode(NodeHandler):
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.membership.alive) >= count)
 
+    async def wait_for_members_other_than(self, known: set[str]) -> None:
+        """Return once the live peers are others than `known`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: set(self.membership.alive) != known)
+
     async def changed(self) -> None:
         """Return at the next change of members or plans."""
         async with self._changed:
@@ -241,8 +251,11 @@ class StandardNode(NodeHandler):
 
     # Plans: what peers ask of this node ---------------------------------------------------------
 
-    async def ensure_plan(self, model_id: str, dead_hash: str, on_progress: OnProgress) -> RingPlan:
-        """A plan that serves: the published one unless it is `dead_hash`, else the planner's."""
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+    ) -> RingPlan:
+        """A plan that serves: the published one unless it is `dead_hash`, else the planner's, which
+        may unload idle models for it if `make_room`."""
         for attempt in range(1, PLAN_ATTEMPTS + 1):
             self.plans.remove(dead_hash)
             if (known := self.plans.of(model_id)) is not None:
@@ -250,9 +263,11 @@ class StandardNode(NodeHandler):
             planner_id = self.topology().planner_id
             try:
                 if planner_id == self.config.node_id:
-                    return await self._planner.ensure(model_id, on_progress)
+                    return await self._planner.ensure(model_id, on_progress, make_room=make_room)
                 planner = self.membership.handle_of(planner_id)
-                plan = await planner.ensure_plan(model_id, dead_hash, on_progress)
+                plan = await planner.ensure_plan(
+                    model_id, dead_hash, on_progress, make_room=make_room
+                )
             except PeerUnavailable:
                 # A planner that is gone is followed by another one.
                 if attempt == PLAN_ATTEMPTS or self.topology().planner_id == planner_id:
@@ -272,55 +287,18 @@ class StandardNode(NodeHandler):
             description = await self.files.bring(model_id, on_progress)
         else:
             _, description = await self.files.describe(model_id, on_progress)
-        memory = self._own_capabilities().memory_available_bytes
-        if self.config.memory_bytes is None:
-            memory += self.rings.held_bytes(description)
-        return Prepared(description, memory)
+        held = self.rings.held_bytes()
+        own = held.pop(model_id, 0)
+        if self.config.memory_bytes is not None:
+            memory = max(0, self.config.memory_bytes - sum(held.values()))
+        else:
+            self._probed_at = 0.0  # what an unloaded model gave back counts at once
+            memory = self._own_capabilities().memory_available_bytes + own
+        return Prepared(description, memory, held)
 
-    async def download(self, model_id: str, *, everywhere: bool) -> dict[str, ExoError | None]:
-        """Bring a model's files, or what a newer revision changed of them, to this node, and where
-        asked to every live one; how it ended on each. What goes on meanwhile is in `activity`."""
-        members: dict[str, Member] = self._members() if everywhere else {self.config.node_id: self}
-        calls = (member.prepare(model_id, _unheard, renew=True) for member in members.values())
-        ends: dict[str, ExoError | None] = {}
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        for node_id, outcome in zip(members, outcomes, strict=True):
-            if isinstance(outcome, BaseException) and not isinstance(outcome, ExoError):
-                raise outcome
-            ends[node_id] = outcome if isinstance(outcome, ExoError) else None
-        return ends
-
-    async def download_shard(self, model_id: str, part: int, parts: int) -> None:
-        """Bring what the `part`th of `parts` equal shards reads to this node.
-
-        Raises:
-            InvalidRequest: there is no such part.
-            ExoError: what `ModelFiles.describe` raises.
-        """
-        _, description = await self.files.describe(model_id, _unheard)
-        if not 1 <= part <= parts <= description.n_layers:
-            raise InvalidRequest(
-                f"shard {part}/{parts}: expected 1/n to n/n with n at most the {model_id}'s "
-                f"{description.n_layers} layers",
-                param="shard",
-            )
-        bounds = [0, *accumulate(largest_remainder([1] * parts, description.n_layers))]
-        shard = Shard(model_id, bounds[part - 1], bounds[part], description.n_layers)
-        await self.files.bring_shard(shard, _unheard)
-
-    async def remove(self, model_id: str) -> int:
-        """Delete a model's files from this machine; the bytes freed.
-
-        Raises:
-            Overloaded: a ring here serves it.
-            ModelNotFound: it is not here.
-            InvalidRequest: its files are the user's own.
-        """
-        if any(shard.model_id == model_id for shard in self.rings.shards):
-            raise Overloaded(
-                f"{model_id} is loaded on node {self.config.node_id}; stop the node to remove it"
-            )
-        return await self.files.remove(model_id)
+    async def models_here(self) -> list[HeldModel]:
+        """Models whose files, or some of them, are on this machine."""
+        return await self.files.here(self.usage.last_used())
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         """Bring the files of this node's shard of a plan, load it and take its place in the ring.
@@ -349,7 +327,7 @@ class StandardNode(NodeHandler):
         shard = plan.shard_of(self.config.node_id)
         path = await self.files.bring_shard(shard, on_progress)
         try:
-            await self.rings.join(plan, path, heard)
+            await self.rings.join(plan, description, path, heard)
         except ExoError as error:
             self.activity.note(plan.model_id, Progress("failed", warning=error.message))
             raise
@@ -378,11 +356,25 @@ class StandardNode(NodeHandler):
             # Made by who did not see the planner: if that is this node, it looks again.
             self._members_changed.set()
 
-    async def retire(self, plan_hash: str, reason: str) -> None:
-        """No new sequences on this plan."""
+    async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None:
+        """No new sequences on this plan; with `unload_model` that model's memory is given back."""
         logger.info("plan %s is retired: %s", plan_hash, reason)
         self.plans.remove(plan_hash)
         await self.rings.retire(plan_hash, reason)
+        if unload_model:
+            self.plans.forget(unload_model)
+            await self.rings.unload_unused(unload_model)
+
+    async def idle_s(self, plan_hash: str) -> float | None:
+        return self.rings.idle_s(plan_hash)
+
+    async def unload(self, plan_hash: str) -> bool:
+        """End a plan this node heads, on which nothing runs, and free its memory on every member;
+        False if something does."""
+        plan = await self.rings.unload(plan_hash)
+        if plan is not None:
+            self.plans.forget(plan.model_id)
+        return plan is not None
 
     def on_frame(self, plan_hash: str, frame: Frame) -> None:
         self.rings.on_frame(plan_hash, frame)

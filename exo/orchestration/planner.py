@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from exo.download.progress import OnProgress, Progress
@@ -21,9 +22,14 @@ from exo.errors import (
 )
 from exo.models.description import ModelDescription
 from exo.networking.messages import Prepared
+from exo.orchestration.cluster_files import FileHolder
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
-from exo.topology.partitioning import ModelSizes, RingMemoryWeightedPartitioningStrategy
+from exo.topology.partitioning import (
+    ModelSizes,
+    Partition,
+    RingMemoryWeightedPartitioningStrategy,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +37,8 @@ ATTEMPTS = 3
 """How often a plan is made anew because a member was lost while it was being made."""
 
 
-class Member(Protocol):
+class Member(FileHolder, Protocol):
     """What the planner asks of a node: itself, or a peer over gRPC."""
-
-    async def prepare(
-        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
-    ) -> Prepared: ...
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
 
@@ -46,6 +48,10 @@ class Member(Protocol):
 
     async def retire(self, plan_hash: str, reason: str) -> None: ...
 
+    async def idle_s(self, plan_hash: str) -> float | None: ...
+
+    async def unload(self, plan_hash: str) -> bool: ...
+
 
 class _Making:
     """One plan being made, and everybody who wants to know how far it is."""
@@ -53,6 +59,7 @@ class _Making:
     def __init__(self) -> None:
         self.listeners: list[OnProgress] = []
         self.task: asyncio.Task[RingPlan] | None = None
+        self.make_room = False  # somebody waits for it: idle models may have to go
 
     def on_progress(self, progress: Progress) -> None:
         for listener in list(self.listeners):
@@ -60,29 +67,36 @@ class _Making:
 
 
 class Planner:
-    """`members` gives every live node by id, `current` the published plan of a model, `next_epoch`
-    an epoch larger than any the cluster has seen."""
+    """`members` gives every live node by id, `published` the plans that serve, `next_epoch` an
+    epoch larger than any the cluster has seen."""
 
     def __init__(
         self,
         node_id: str,
         members: Callable[[], dict[str, Member]],
-        current: Callable[[str], RingPlan | None],
+        published: Callable[[], Iterable[RingPlan]],
         next_epoch: Callable[[], int],
     ) -> None:
         self._node_id = node_id
         self._members = members
-        self._current = current
+        self._published = published
         self._next_epoch = next_epoch
         self._strategy = RingMemoryWeightedPartitioningStrategy()
         self._making: dict[str, _Making] = {}
         self._tasks = TaskOwner("planner")
 
     async def ensure(
-        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
+        self,
+        model_id: str,
+        on_progress: OnProgress,
+        *,
+        renew: bool = False,
+        make_room: bool = False,
     ) -> RingPlan:
         """The published plan of the model, made first if there is none or if `renew` asks for one
-        that fits the nodes there are now. Callers at the same time share one making.
+        that fits the nodes there are now. Callers at the same time share one making. `make_room`:
+        models on which nothing runs are unloaded where memory is short, the least recently used
+        first.
 
         Raises:
             ModelNotFound, ModelUnsupported, ModelTooLarge: no node can serve it.
@@ -102,6 +116,7 @@ class Planner:
                 self._make_until_it_holds(model_id, making), model_id
             )
         assert making.task is not None
+        making.make_room |= make_room
         making.listeners.append(on_progress)
         try:
             # The plan is made to its end even if this caller goes away: others may wait for it.
@@ -116,7 +131,7 @@ class Planner:
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    return await self._make(model_id, making.on_progress)
+                    return await self._make(model_id, making)
                 except PeerUnavailable as error:
                     if attempt == ATTEMPTS:
                         raise
@@ -126,11 +141,20 @@ class Planner:
         finally:
             del self._making[model_id]
 
-    async def _make(self, model_id: str, on_progress: OnProgress) -> RingPlan:
-        members = self._members()
+    def _current(self, model_id: str) -> RingPlan | None:
+        return next((plan for plan in self._published() if plan.model_id == model_id), None)
+
+    async def _make(self, model_id: str, making: _Making) -> RingPlan:
+        members, on_progress = self._members(), making.on_progress
         prepared, left_out = await self._prepare(model_id, members, on_progress)
-        description, memory = _one_checkpoint(prepared, left_out)
-        plan = self._place(description, memory, left_out)
+        try:
+            plan = self._place(prepared, left_out)
+        except (ModelTooLarge, ModelUnsupported):
+            others = [plan for plan in self._published() if plan.model_id != model_id]
+            if not making.make_room or not await self._make_room(others, prepared, members):
+                raise
+            prepared, left_out = await self._prepare(model_id, members, on_progress)
+            plan = self._place(prepared, left_out)
         old = self._current(model_id)
         if old is not None and old.same_placement(plan):
             return old
@@ -170,12 +194,33 @@ class Planner:
             raise errors.get(self._node_id) or next(iter(errors.values()))
         return prepared, {node_id: error.message for node_id, error in errors.items()}
 
-    def _place(
-        self, found: ModelDescription, memory: dict[str, int], left_out: dict[str, str]
-    ) -> RingPlan:
+    async def _make_room(
+        self, plans: list[RingPlan], prepared: dict[str, Prepared], members: dict[str, Member]
+    ) -> bool:
+        """Unload as few idle plans as make a placement fit; False if none would, or if one that had
+        to go is in use again."""
+        enlarged, gone = dict(prepared), []
+        for plan in await _longest_idle_first(plans, members):
+            gone.append(plan)
+            for node_id, found in enlarged.items():
+                more = found.held_bytes.get(plan.model_id, 0)
+                enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
+            try:
+                self._partition(enlarged, {})
+            except (ModelTooLarge, ModelUnsupported):
+                continue
+            logger.info("unloading %s to make room", ", ".join(p.model_id for p in gone))
+            return all([await members[plan.head_id].unload(plan.hash) for plan in gone])
+        return False
+
+    def _partition(
+        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+    ) -> tuple[ModelDescription, Partition]:
+        """Where the layers go. Nodes that hold other files are noted in `left_out`."""
+        found, memory = _one_checkpoint(prepared, left_out)
         sizes = ModelSizes(found.layer_bytes, found.first_bytes, found.last_bytes, found.cuts)
         try:
-            partition = self._strategy.partition(found.model_id, memory, sizes)
+            return found, self._strategy.partition(found.model_id, memory, sizes)
         except ModelTooLarge as error:
             if found.cuts is None:
                 raise
@@ -183,6 +228,9 @@ class Planner:
                 f"{found.model_id} ({found.model_type}) cannot be split over nodes as it would "
                 f"have to be: {found.uncuttable}; {error.message}"
             ) from error
+
+    def _place(self, prepared: dict[str, Prepared], left_out: dict[str, str]) -> RingPlan:
+        found, partition = self._partition(prepared, left_out)
         return RingPlan(
             found.model_id,
             self._next_epoch(),
@@ -202,6 +250,19 @@ class Planner:
                 logger.warning("%s on %s: %s", what, node_id, answer.message)
             elif isinstance(answer, BaseException):
                 raise answer
+
+
+async def _longest_idle_first(
+    plans: Iterable[RingPlan], members: dict[str, Member]
+) -> list[RingPlan]:
+    """Those on which nothing runs."""
+    idle = []
+    for plan in plans:
+        if plan.head_id in members:
+            idle_s = await members[plan.head_id].idle_s(plan.hash)
+            if idle_s is not None:
+                idle.append((idle_s, plan))
+    return [plan for _, plan in sorted(idle, key=lambda one: -one[0])]
 
 
 def _one_checkpoint(

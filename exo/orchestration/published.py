@@ -45,6 +45,12 @@ class PublishedPlans:
                 del self._by_model[model_id]
                 self._on_change()
 
+    def forget(self, model_id: str) -> None:
+        """Its plan is over and no other is to be made by itself."""
+        self.served.discard(model_id)
+        if (plan := self.of(model_id)) is not None:
+            self.remove(plan.hash)
+
     def remove_with(self, node_id: str) -> None:
         """Every plan the node is a member of."""
         for plan in self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Rings:
         self._ranks: dict[str, Rank] = {}
         self._schedulers: dict[str, Scheduler] = {}
         self._shards: set[Shard] = set()
+        self._descriptions: dict[str, ModelDescription] = {}  # of models with shards here
         self._load_lock = asyncio.Lock()
         self._tasks = TaskOwner(f"rings of {node_id}")
 
@@ -67,17 +69,16 @@ class Rings:
         """Sequences of the plans this node heads."""
         return sum(scheduler.sequence_count for scheduler in self._schedulers.values())
 
-    def held_bytes(self, description: ModelDescription) -> int:
-        """Memory the engine already spends on layers of a model."""
-        layers = {
-            index
-            for shard in self._shards
-            if shard.model_id == description.model_id
-            for index in range(shard.start_layer, shard.end_layer)
-        }
-        return sum(description.layer_bytes[index] for index in layers)
+    def held_bytes(self) -> dict[str, int]:
+        """By model the memory that its shards here take."""
+        by_model: dict[str, set[Shard]] = defaultdict(set)
+        for shard in self._shards:
+            by_model[shard.model_id].add(shard)
+        return {name: self._descriptions[name].bytes_of(s) for name, s in by_model.items()}
 
-    async def join(self, plan: RingPlan, path: Path, on_progress: OnProgress) -> None:
+    async def join(
+        self, plan: RingPlan, description: ModelDescription, path: Path, on_progress: OnProgress
+    ) -> None:
         """Load this node's shard of a plan, unless it is in memory, and take its place.
 
         Raises:
@@ -86,6 +87,7 @@ class Rings:
         """
         async with self._load_lock:
             shard = plan.shard_of(self._node_id)
+            self._descriptions[plan.model_id] = description
             if shard not in self._shards:
                 await self._load(shard, path, on_progress)
             if plan.hash not in self._ranks:
@@ -179,6 +181,24 @@ class Rings:
         scheduler.refuse_new(PlanMismatch(reason))
         self._tasks.background(self._end_when_drained(scheduler), f"drain {plan_hash}")
 
+    def idle_s(self, plan_hash: str) -> float | None:
+        """Seconds since a sequence ran on a plan this node heads; None while one does."""
+        scheduler = self._schedulers.get(plan_hash)
+        return scheduler.idle_s if scheduler is not None else None
+
+    async def unload(self, plan_hash: str) -> RingPlan | None:
+        """End a plan that this node heads, on which nothing runs, and give back its memory on every
+        member; None if something does run on it."""
+        scheduler = self._schedulers.get(plan_hash)
+        if scheduler is None or scheduler.idle_s is None:
+            return None
+        plan, reason = scheduler.plan, "unloaded: its memory was needed for another model"
+        scheduler.refuse_new(PlanMismatch(f"{plan.model_id} was {reason}"))
+        self._on_over(plan)
+        await self._end_everywhere(plan, reason, unload_model=plan.model_id)
+        await self.unload_unused(plan.model_id)
+        return plan
+
     async def drop(self, plan_hash: str) -> None:
         """Give up the place in a plan and the KV caches of its sequences; the shard stays."""
         scheduler = self._schedulers.pop(plan_hash, None)
@@ -226,11 +246,11 @@ class Rings:
         await self._end_everywhere(scheduler.plan, "its last sequence has ended")
         await self.unload_unused(scheduler.plan.model_id)
 
-    async def _end_everywhere(self, plan: RingPlan, reason: str) -> None:
+    async def _end_everywhere(self, plan: RingPlan, reason: str, unload_model: str = "") -> None:
         """The head tells everybody that a plan is over."""
         await self.drop(plan.hash)
         for node_id in self._alive():
             try:
-                await self._handle_of(node_id).retire(plan.hash, reason)
+                await self._handle_of(node_id).retire(plan.hash, reason, unload_model)
             except ExoError as error:
                 logger.info("could not retire %s on %s: %s", plan.hash, node_id, error.message)

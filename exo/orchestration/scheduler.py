@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Scheduler:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._idle_since = time.monotonic()
         self._step = 0
         self._in_flight: dict[int, _Flight] = {}
         self._outcomes: deque[StepResult | StepFailure] = deque()
@@ -89,6 +91,11 @@ class Scheduler:
     @property
     def sequence_count(self) -> int:
         return len(self._running) + len(self._waiting)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since the last sequence ended; None while there is one."""
+        return None if self.sequence_count else time.monotonic() - self._idle_since
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The tokens of a sequence as they come; closing the iterator cancels it.
@@ -278,4 +285,5 @@ class Scheduler:
             self._submit(Release((sequence.id,)))
         if not self._running and not self._waiting:
             self._idle.set()
+            self._idle_since = time.monotonic()
         self._wake.set()

@@ -448,18 +448,22 @@ class EnsurePlanRequest(_message.Message):
 
     MODEL_ID_FIELD_NUMBER: _builtins.int
     DEAD_HASH_FIELD_NUMBER: _builtins.int
+    KEEP_OTHERS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     dead_hash: _builtins.str
     """a plan the caller found dead; not to be answered again"""
+    keep_others: _builtins.bool
+    """nobody waits for it: no idle model is unloaded to make room"""
     def __init__(
         self,
         *,
         model_id: _builtins.str = ...,
         dead_hash: _builtins.str = ...,
+        keep_others: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_hash", b"dead_hash", "model_id", b"model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_hash", b"dead_hash", "keep_others", b"keep_others", "model_id", b"model_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,25 +569,51 @@ Global___ModelDescription: _TypeAlias = ModelDescription  # noqa: Y015
 class PrepareEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class HeldBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROGRESS_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """With the description: free memory, and what the engine holds of this model already."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def description(self) -> Global___ModelDescription: ...
+    @_builtins.property
+    def held_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """what it holds of other models, by model"""
+
     def __init__(
         self,
         *,
         progress: Global___Progress | None = ...,
         description: Global___ModelDescription | None = ...,
         memory_bytes: _builtins.int = ...,
+        held_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "event", b"event", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "event", b"event", "memory_bytes", b"memory_bytes", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "event", b"event", "held_bytes", b"held_bytes", "memory_bytes", b"memory_bytes", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "description"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
@@ -662,21 +692,170 @@ class RetirePlanRequest(_message.Message):
 
     PLAN_HASH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    UNLOAD_MODEL_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     reason: _builtins.str
+    unload_model: _builtins.str
+    """if given, memory of this model that no plan uses is freed"""
     def __init__(
         self,
         *,
         plan_hash: _builtins.str = ...,
         reason: _builtins.str = ...,
+        unload_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_hash", b"plan_hash", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_hash", b"plan_hash", "reason", b"reason", "unload_model", b"unload_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RetirePlanRequest: _TypeAlias = RetirePlanRequest  # noqa: Y015
+
+@_typing.final
+class IdleTimeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_HASH_FIELD_NUMBER: _builtins.int
+    plan_hash: _builtins.str
+    def __init__(
+        self,
+        *,
+        plan_hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_hash", b"plan_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleTimeRequest: _TypeAlias = IdleTimeRequest  # noqa: Y015
+
+@_typing.final
+class IdleTimeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    idle: _builtins.bool
+    """false: something runs or waits on it, or the receiver does not head it"""
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        idle: _builtins.bool = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle", b"idle", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleTimeReply: _TypeAlias = IdleTimeReply  # noqa: Y015
+
+@_typing.final
+class UnloadPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_HASH_FIELD_NUMBER: _builtins.int
+    plan_hash: _builtins.str
+    def __init__(
+        self,
+        *,
+        plan_hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_hash", b"plan_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadPlanRequest: _TypeAlias = UnloadPlanRequest  # noqa: Y015
+
+@_typing.final
+class UnloadPlanReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNLOADED_FIELD_NUMBER: _builtins.int
+    unloaded: _builtins.bool
+    """false: something runs on it by now"""
+    def __init__(
+        self,
+        *,
+        unloaded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unloaded", b"unloaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadPlanReply: _TypeAlias = UnloadPlanReply  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Model(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        MODEL_ID_FIELD_NUMBER: _builtins.int
+        SIZE_FIELD_NUMBER: _builtins.int
+        WHOLE_FIELD_NUMBER: _builtins.int
+        LAST_USED_FIELD_NUMBER: _builtins.int
+        model_id: _builtins.str
+        size: _builtins.int
+        """bytes of disk"""
+        whole: _builtins.bool
+        """else some weight files are missing"""
+        last_used: _builtins.float
+        """seconds since 1970; 0: not known"""
+        def __init__(
+            self,
+            *,
+            model_id: _builtins.str = ...,
+            size: _builtins.int = ...,
+            whole: _builtins.bool = ...,
+            last_used: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["last_used", b"last_used", "model_id", b"model_id", "size", b"size", "whole", b"whole"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListModelsReply.Model]: ...
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ListModelsReply.Model] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsReply: _TypeAlias = ListModelsReply  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):

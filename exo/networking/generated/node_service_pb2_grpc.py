@@ -79,6 +79,21 @@ class NodeServiceStub:
                 request_serializer=node__service__pb2.RetirePlanRequest.SerializeToString,
                 response_deserializer=node__service__pb2.Ack.FromString,
                 _registered_method=True)
+        self.IdleTime = channel.unary_unary(
+                '/exo.NodeService/IdleTime',
+                request_serializer=node__service__pb2.IdleTimeRequest.SerializeToString,
+                response_deserializer=node__service__pb2.IdleTimeReply.FromString,
+                _registered_method=True)
+        self.UnloadPlan = channel.unary_unary(
+                '/exo.NodeService/UnloadPlan',
+                request_serializer=node__service__pb2.UnloadPlanRequest.SerializeToString,
+                response_deserializer=node__service__pb2.UnloadPlanReply.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/exo.NodeService/ListModels',
+                request_serializer=node__service__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=node__service__pb2.ListModelsReply.FromString,
+                _registered_method=True)
         self.HeldFiles = channel.unary_unary(
                 '/exo.NodeService/HeldFiles',
                 request_serializer=node__service__pb2.HeldFilesRequest.SerializeToString,
@@ -177,6 +192,27 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def IdleTime(self, request, context):
+        """How long no sequence has run on a plan; asked of its head.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadPlan(self, request, context):
+        """Ends a plan on which nothing runs, and frees its memory on every member; asked of its head.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Models whose files, or some of them, are on the receiver.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def HeldFiles(self, request, context):
         """What the receiver has of files that the sender fetches.
         """
@@ -267,6 +303,21 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.RetirePlan,
                     request_deserializer=node__service__pb2.RetirePlanRequest.FromString,
                     response_serializer=node__service__pb2.Ack.SerializeToString,
+            ),
+            'IdleTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.IdleTime,
+                    request_deserializer=node__service__pb2.IdleTimeRequest.FromString,
+                    response_serializer=node__service__pb2.IdleTimeReply.SerializeToString,
+            ),
+            'UnloadPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadPlan,
+                    request_deserializer=node__service__pb2.UnloadPlanRequest.FromString,
+                    response_serializer=node__service__pb2.UnloadPlanReply.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=node__service__pb2.ListModelsRequest.FromString,
+                    response_serializer=node__service__pb2.ListModelsReply.SerializeToString,
             ),
             'HeldFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.HeldFiles,
@@ -542,6 +593,87 @@ class NodeService:
             '/exo.NodeService/RetirePlan',
             node__service__pb2.RetirePlanRequest.SerializeToString,
             node__service__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IdleTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/IdleTime',
+            node__service__pb2.IdleTimeRequest.SerializeToString,
+            node__service__pb2.IdleTimeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/UnloadPlan',
+            node__service__pb2.UnloadPlanRequest.SerializeToString,
+            node__service__pb2.UnloadPlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/ListModels',
+            node__service__pb2.ListModelsRequest.SerializeToString,
+            node__service__pb2.ListModelsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -247,6 +247,26 @@ def test_a_disk_that_fills_up_keeps_what_came(
     assert server.sent[LARGE] < len(FILES[LARGE]) - 5 * BLOCK
 
 
+def test_a_slow_link_and_little_disk_are_said(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**12, 10**12, 2 * 10**9))
+    monkeypatch.setattr("exo.download.hub._WINDOW_S", 0.3)
+    server.rate = 100e3
+    said: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        said.append(progress)
+        if "slow link" in progress.warning:
+            server.rate = None
+
+    check(Hub(server.url, QUICK).fetch(CARD, watch))
+    warnings = list(dict.fromkeys(progress.warning for progress in said))
+    assert warnings[:3] == ["", "low disk: 2.0 GB will be left", "slow link: less than 1 MB/s"]
+    assert said[-1].phase == "ready" and not said[-1].warning
+
+
 def test_without_a_network_what_is_here_works(
     server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from exo.errors import (
 from exo.models.description import ModelDescription
 from exo.networking.messages import Prepared
 from exo.orchestration.planner import Planner
-from exo.shard import RingPlan
+from exo.shard import RingMember, RingPlan, Shard
 
 GB = 10**9
 
@@ -37,12 +38,14 @@ class Told:
         self.memory = int(gb * GB)
         self.told: list[str] = []
         self.fail_load: list[ExoError] = []
+        self.held: dict[str, int] = {}
+        self.idle: dict[str, float] = {}  # by plan
 
     async def prepare(self, model_id: str, on_progress: Any) -> Prepared:
         on_progress(Progress("checking", model_id))
         if isinstance(self.answer, ExoError):
             raise self.answer
-        return Prepared(self.answer, self.memory)
+        return Prepared(self.answer, self.memory, self.held)
 
     async def load_shard(self, plan: RingPlan, on_progress: Any) -> None:
         self.told.append("load")
@@ -59,11 +62,18 @@ class Told:
     async def retire(self, plan_hash: str, reason: str) -> None:
         self.told.append("retire")
 
+    async def idle_s(self, plan_hash: str) -> float | None:
+        return self.idle.get(plan_hash)
+
+    async def unload(self, plan_hash: str) -> bool:
+        self.told.append(f"unload {plan_hash}")
+        return True
+
 
 def planner(members: dict[str, Told], published: dict[str, RingPlan] | None = None) -> Planner:
     epochs = iter(range(1, 100))
     known = {} if published is None else published
-    return Planner("a", lambda: dict(members), known.get, lambda: next(epochs))
+    return Planner("a", lambda: dict(members), known.values, lambda: next(epochs))
 
 
 async def ensure(members: dict[str, Told]) -> RingPlan:
@@ -161,4 +171,49 @@ async def test_a_renewed_plan_with_the_same_placement_is_the_old_one() -> None:
     renewed = await made.ensure("m", lambda p: None, renew=True)
     assert set(renewed.node_ids) == {"a", "b", "c"}
     assert all(member.told[-1] == "publish" for member in members.values())
+    await made.close()
+
+
+def served(model: str, gb: int, idle_s: float | None, members: dict[str, Told]) -> RingPlan:
+    """A plan of another model that takes `gb` on "a"; None: something runs on it."""
+    plan = RingPlan(model, 1, "a", "files", (RingMember("a", Shard(model, 0, 8, 8)),))
+    members["a"].held[model] = gb * GB
+    members["a"].memory -= gb * GB
+    if idle_s is not None:
+        members["a"].idle[plan.hash] = idle_s
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("gb", "goes"),
+    [(20, []), (16, ["old"]), (12, ["old", "lately"]), (10, None)],
+    ids=lambda value: str(value),
+)
+async def test_as_few_idle_models_are_unloaded_as_make_room_the_longest_idle_first(
+    gb: int, goes: list[str] | None
+) -> None:
+    """The model takes 8 GB, of which 90 % may be used; three others hold 4, 4 and 2."""
+    members = {"a": Told(described(), gb)}
+    plans = {
+        name: served(name, size, idle_s, members)
+        for name, size, idle_s in (("busy", 2, None), ("lately", 4, 5.0), ("old", 4, 60.0))
+    }
+    made = planner(members, plans)
+    unload = members["a"].unload
+
+    async def unloaded(plan_hash: str) -> bool:
+        (name,) = [n for n, plan in plans.items() if plan.hash == plan_hash]
+        members["a"].memory += members["a"].held.pop(name)
+        return await unload(plan_hash)
+
+    members["a"].unload = unloaded  # type: ignore[method-assign]
+    with pytest.raises(ModelTooLarge) if goes != [] else contextlib.nullcontext():
+        await made.ensure("m", lambda p: None)
+    if goes is None:
+        with pytest.raises(ModelTooLarge):
+            await made.ensure("m", lambda p: None, make_room=True)
+    else:
+        await made.ensure("m", lambda p: None, make_room=True)
+    told = [what for what in members["a"].told if what.startswith("unload")]
+    assert told == [f"unload {plans[name].hash}" for name in goes or []]
     await made.close()
