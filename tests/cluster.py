@@ -228,6 +228,19 @@ class Cluster:
         node.start()
         return node
 
+    def add_with_cache(self, name: str, hub_url: str, *arguments: str) -> ExoProcess:
+        """Start a node with the cpu engine and a home and a Hugging Face cache of its own,
+        `home-NAME` and `cache-NAME` in the folder; without a hub if `hub_url` is empty."""
+        return self.add(
+            name,
+            *arguments,
+            engine="cpu",
+            EXO_HOME=str(self._folder / f"home-{name}"),
+            HF_HUB_CACHE=str(self._folder / f"cache-{name}"),
+            HF_ENDPOINT=hub_url,
+            HF_HUB_OFFLINE="0" if hub_url else "1",
+        )
+
     async def together(self, *names: str) -> None:
         """Wait until the named nodes (default: all) answer and see each other, and nobody else."""
         wanted = set(names or self.nodes)

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
+from exo.cli.activity_line import activity_line
 from exo.cli.running_node import run_until_signal, some_node
 from exo.errors import error_from_code
 from exo.models.card import default_model, resolve
@@ -97,13 +98,7 @@ class DownloadView:
             self._draw(event)
         elif time.monotonic() - self._line_at > _LINE_S:
             self._line_at = time.monotonic()
-            eta = f", {event['eta_s']:.0f} s left" if event["eta_s"] else ""
-            tqdm.write(
-                f"{node}: {event['phase']} {self._model} "
-                f"{100 * event['done'] // event['total']}% of {event['total'] / 1e6:.0f} MB, "
-                f"{event['speed'] / 1e6:.0f} MB/s{eta}",
-                file=sys.stderr,
-            )
+            tqdm.write(activity_line(event), file=sys.stderr)
 
     def summary(self) -> str:
         """What came from where; empty where nothing had to."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
+import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -39,14 +40,13 @@ def show_models(args: argparse.Namespace) -> int:
         if here is None and not nodes and card.wheel is None and not args.all:
             continue
         where = str(here) if here else "on other nodes" if nodes else "fetched at first use"
-        if here and store.find(card.model_id) is None:
-            where += " (some of its weights)"
         used = max([n["last_used"] or 0 for n in nodes] + [last_used.get(card.model_id, 0)])
-        row = [card.model_id, card.name]
-        row += [f"{store.size(here) / 1e6:,.0f} MB" if here else "", _ago(used)]
+        part = ", in part" if here and store.find(card.model_id) is None else ""
+        size = f"{store.size(here) / 1e6:,.0f} MB{part}" if here else ""
+        row = [card.model_id, card.name, size, _ago(used)]
         row += [", ".join(map(_share, nodes))] if elsewhere else []
         table.add_row(*row, where)
-    console = Console(soft_wrap=True)
+    console = _console()
     console.print(table)
     if not args.all:
         console.print(
@@ -90,7 +90,7 @@ def show_usage(args: argparse.Namespace) -> int:
     table = _table("model", "size")
     for size, name in sizes:
         table.add_row(name, f"{size / 1e6:,.0f} MB")
-    console = Console(soft_wrap=True)
+    console = _console()
     console.print(table)
     folder = cache_folder()
     while not folder.exists():
@@ -113,8 +113,14 @@ def _store() -> ModelStore:
     return ModelStore(models_dir, default_sources(models_dir))
 
 
+def _console() -> Console:
+    """Lines for programs are not cut."""
+    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column == "size" else "left")
+        justify: Literal["left", "right"] = "right" if column == "size" else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     return table

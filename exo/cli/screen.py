@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from exo import __version__
+from exo.cli.activity_line import activity_line, is_under_way
+from exo.orchestration.activity import as_json
 from exo.orchestration.node import StandardNode
 from exo.shard import RingPlan
 from exo.topology.capabilities import GB
@@ -22,8 +27,26 @@ def node_screen(node: StandardNode) -> RenderableType:
     parts: list[RenderableType] = [_links(node), Text(), _nodes(topology)]
     if plans := list(node.plans):
         parts += [Text(), *map(_plan, plans)]
+    if items := activity_shown(node):
+        parts += [Text(), *map(_activity, items)]
     parts += [Text(), Text("Ctrl-C ends this node", style="dim")]
     return Panel(Group(*parts), title=f"exo {__version__}", title_align="left", padding=(1, 2))
+
+
+def activity_shown(node: StandardNode) -> list[dict[str, Any]]:
+    """What any node is bringing or loading now, or failed to."""
+    items = (as_json(progress) for progress in node.activity.everyone())
+    return [item for item in items if is_under_way(item) or item["phase"] == "failed"]
+
+
+def _activity(item: dict[str, Any]) -> RenderableType:
+    """A bar and what it means."""
+    line = Text(activity_line(item), style="yellow" if item["warning"] else "")
+    if not item["total"]:
+        return line
+    row = Table.grid(padding=(0, 2))
+    row.add_row(ProgressBar(item["total"], item["done"], width=32), line)
+    return row
 
 
 def _links(node: StandardNode) -> Table:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from exo.cli.activity_line import activity_line
 from exo.cli.client import get_json
 from exo.topology.capabilities import GB
 
@@ -34,17 +35,9 @@ def show_status(args: argparse.Namespace) -> int:
             console.print(f"  {node_id}  left out: {why}", style="dim")
     for item in view["activity"]:
         if item["phase"] != "ready":
-            console.print(_doing(item), style="yellow" if item["phase"] == "failed" else "")
+            style = "yellow" if item["phase"] == "failed" else ""
+            console.print(f"\n{activity_line(item)}", style=style)
     return 0
-
-
-def _doing(item: dict[str, Any]) -> str:
-    """One node at work on one model, or why it failed."""
-    share = f" {100 * item['done'] // item['total']}%" if item["total"] else ""
-    speed = f", {item['speed'] / 1e6:.0f} MB/s" if item["speed"] else ""
-    eta = f", {item['eta_s']:.0f} s left" if item["eta_s"] else ""
-    why = f": {item['warning']}" if item["warning"] else ""
-    return f"\n{item['node_id']}: {item['phase']} {item['model']}{share}{speed}{eta}{why}"
 
 
 def _nodes(view: dict[str, Any]) -> Table:

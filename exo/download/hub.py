@@ -337,7 +337,8 @@ class _Report:
         if event.trouble or whole or now - self._sent > _PROGRESS_S:
             self._sent = now
             self._look_at_speed(now)
-            self.send("downloading", file)
+            is_all = sum(self._done.values()) == self._total
+            self.send("verifying" if is_all else "downloading", file)
 
     def _look_at_speed(self, now: float) -> None:
         came = self._by_source["hub"] + self._by_source["peer"]

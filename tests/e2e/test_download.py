@@ -44,13 +44,34 @@ def test_download_shows_what_came_and_rm_takes_it_away(tmp_path: Path, server: H
     assert f"{REPO} is here: 1 MB from hub" in done.stdout
     again = exo(tmp_path, server.url, "download", REPO, *alone, *port)
     assert again.stdout.strip() == f"{REPO} is here"
-    assert REPO in exo(tmp_path, server.url, "models").stdout
+    assert REPO in exo(tmp_path, server.url, "models", *port).stdout
     assert REPO in exo(tmp_path, server.url, "du").stdout
     gone = exo(tmp_path, server.url, "rm", REPO)
     assert gone.returncode == 0 and "is gone, 1 MB" in gone.stdout
     assert not list((tmp_path / "hub").glob("models--*"))
     twice = exo(tmp_path, server.url, "rm", REPO)
     assert twice.returncode == 1 and f"{REPO} is not on this machine" in twice.stderr
+
+
+def test_a_shard_is_a_part_of_the_files(tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "one")
+    zoo.cut_into_files(tmp_path / "one", tmp_path / "tiny", 6)
+    (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
+    port = ("--chatgpt-api-port", str(free_port()))
+    alone = ("--discovery-module", "none", "--interface", "lo", *port)
+    with HubServer() as server:
+        server.put(REPO, {f.name: f.read_bytes() for f in (tmp_path / "tiny").iterdir()})
+        done = exo(tmp_path, server.url, "download", REPO, "--shard", "1/3", *alone)
+        assert done.returncode == 0, done.stderr
+        assert f"shard 1/3 of {REPO} is here" in done.stdout
+        wrong = exo(tmp_path, server.url, "download", REPO, "--shard", "4/3", *alone)
+        assert wrong.returncode == 1 and "expected 1/n to n/n" in wrong.stderr
+        odd = exo(tmp_path, server.url, "download", REPO, "--shard", "half", *alone)
+        assert odd.returncode == 1 and 'shard is like "1/3"' in odd.stderr
+    here = list((tmp_path / "hub").glob("models--*/snapshots/*/*.safetensors"))
+    assert 0 < len(here) < 4
+    assert "0 MB, in part" in exo(tmp_path, "", "models", *port).stdout
+    assert "is gone" in exo(tmp_path, "", "rm", REPO).stdout
 
 
 def test_download_says_in_one_line_why_not(tmp_path: Path, server: HubServer) -> None:
@@ -67,14 +88,7 @@ def test_download_says_in_one_line_why_not(tmp_path: Path, server: HubServer) ->
 async def test_all_nodes_of_a_cluster(tmp_path: Path, server: HubServer) -> None:
     async with cluster(tmp_path) as c:
         for name in ("a", "b"):
-            c.add(
-                name,
-                engine="cpu",
-                EXO_HOME=str(tmp_path / f"home-{name}"),
-                HF_HUB_CACHE=str(tmp_path / f"cache-{name}"),
-                HF_ENDPOINT=server.url,
-                HF_HUB_OFFLINE="0",
-            )
+            c.add_with_cache(name, server.url)
         await c.together()
         port = ("--chatgpt-api-port", str(c.nodes["a"].api_port))
         done = exo(tmp_path, server.url, "download", REPO, "--all-nodes", *port)
@@ -84,6 +98,9 @@ async def test_all_nodes_of_a_cluster(tmp_path: Path, server: HubServer) -> None
             assert list(
                 (tmp_path / f"cache-{name}").glob("models--org--tiny/snapshots/*/config.json")
             )
+        listed = exo(tmp_path, server.url, "models", *port).stdout
+        (row,) = [line for line in listed.splitlines() if REPO in line]
+        assert "a, b" in row and "on other nodes" in row
         gone = await c.nodes["b"].delete(f"/v1/models/{REPO}")
         assert gone["deleted"] and gone["freed"] > 900_000
         with pytest.raises(ApiError) as refused:

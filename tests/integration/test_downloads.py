@@ -46,18 +46,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in (folder / "model").iterdir()}
 
 
-def add(c: Cluster, folder: Path, name: str, url: str) -> ExoProcess:
-    """A node with a cache of its own."""
-    return c.add(
-        name,
-        "--memory",
-        "1GB",
-        engine="cpu",
-        EXO_HOME=str(folder / f"home-{name}"),
-        HF_HUB_CACHE=str(folder / f"cache-{name}"),
-        HF_ENDPOINT=url,
-        HF_HUB_OFFLINE="1" if not url else "0",
-    )
+def add(c: Cluster, name: str, url: str) -> ExoProcess:
+    return c.add_with_cache(name, url, "--memory", "1GB")
 
 
 def check(folder: Path, names: list[str], files: dict[str, bytes]) -> None:
@@ -92,7 +82,7 @@ async def test_three_nodes_fetch_each_byte_of_the_hub_once(
     names = ["a", "b", "c"]
     async with cluster(tmp_path) as c:
         for name in names:
-            add(c, tmp_path, name, server.url)
+            add(c, name, server.url)
         await c.together()
         await c.nodes["a"].post("/v1/download", {"model": REPO, "all_nodes": True})
         items = await ended(c, "b", names)
@@ -108,13 +98,13 @@ async def test_who_comes_later_asks_peers_only_and_needs_no_hub(
     tmp_path: Path, server: HubServer, files: dict[str, bytes]
 ) -> None:
     async with cluster(tmp_path) as c:
-        add(c, tmp_path, "a", server.url)
+        add(c, "a", server.url)
         await c.together("a")
         await c.nodes["a"].post("/v1/download", {"model": REPO})
         await ended(c, "a", ["a"])
         sent = server.sent.total()
-        add(c, tmp_path, "online", server.url)
-        add(c, tmp_path, "offline", "")
+        add(c, "online", server.url)
+        add(c, "offline", "")
         await c.together()
         for name in ("online", "offline"):
             await c.nodes[name].post("/v1/download", {"model": REPO})
@@ -128,8 +118,8 @@ async def test_a_node_without_a_hub_follows_one_that_is_still_fetching(
 ) -> None:
     server.rate = 5e6
     async with cluster(tmp_path) as c:
-        add(c, tmp_path, "a", server.url)
-        add(c, tmp_path, "offline", "")
+        add(c, "a", server.url)
+        add(c, "offline", "")
         await c.together()
         await c.nodes["a"].post("/v1/download", {"model": REPO})
         await until(lambda: is_past(c.nodes["a"], FILLER // 20), "bytes came from the hub")
@@ -145,7 +135,7 @@ async def test_a_peer_that_fails_costs_a_retry_elsewhere(
     how: str, tmp_path: Path, server: HubServer, files: dict[str, bytes]
 ) -> None:
     async with cluster(tmp_path) as c:
-        bad = add(c, tmp_path, "bad", server.url)
+        bad = add(c, "bad", server.url)
         await c.together("bad")
         await bad.post("/v1/download", {"model": REPO})
         await ended(c, "bad", ["bad"])
@@ -154,7 +144,7 @@ async def test_a_peer_that_fails_costs_a_retry_elsewhere(
             with (snapshot / "vocabulary.model").open("r+b") as damaged:
                 damaged.seek(5 << 20)
                 damaged.write(b"not what it was")
-        add(c, tmp_path, "good", server.url)
+        add(c, "good", server.url)
         await c.together()
         good = c.nodes["good"]
         await good.post("/v1/download", {"model": REPO})
@@ -171,7 +161,7 @@ async def test_a_download_is_cancelled_and_goes_on(
 ) -> None:
     server.rate = 5e6
     async with cluster(tmp_path) as c:
-        node = add(c, tmp_path, "a", server.url)
+        node = add(c, "a", server.url)
         await c.together("a")
         await node.post("/v1/download", {"model": REPO})
         await until(lambda: is_past(node, FILLER // 20), "bytes came")
@@ -188,7 +178,7 @@ async def test_a_download_is_cancelled_and_goes_on(
 async def test_a_hub_that_refuses_is_told_to_the_client(tmp_path: Path, server: HubServer) -> None:
     server.repos[REPO].refuse = 403
     async with cluster(tmp_path) as c:
-        node = add(c, tmp_path, "a", server.url)
+        node = add(c, "a", server.url)
         await c.together("a")
         with pytest.raises(ApiError) as refused:
             await node.chat(model=REPO)
@@ -213,7 +203,7 @@ async def test_a_node_fetches_the_weights_its_shard_needs_and_more_when_one_dies
         server.put(REPO, weights)
         async with cluster(tmp_path) as c:
             for name in names:
-                add(c, tmp_path, name, server.url)
+                add(c, name, server.url)
             await c.together()
             said = await c.nodes["b"].chat(model=REPO, max_tokens=8)
             shares = {name: held(tmp_path, name) for name in names}
@@ -221,6 +211,13 @@ async def test_a_node_fetches_the_weights_its_shard_needs_and_more_when_one_dies
             assert all(len(share) <= 4 for share in shares.values()), shares
             size = sum(map(len, weights.values()))
             assert sum(server.sent.values()) <= 1.05 * size
+            (model,) = [
+                model
+                for model in (await c.nodes["a"].get("/v1/cluster/models"))["data"]
+                if model["id"] == REPO
+            ]
+            assert {node["node_id"] for node in model["nodes"]} == set(names)
+            assert all(not n["whole"] and n["size"] < 0.6 * size for n in model["nodes"])
             ring = await c.nodes["a"].ring(REPO)
             c.nodes[ring[-1]].kill()
             left = [name for name in names if name != ring[-1]]
@@ -238,7 +235,7 @@ async def test_what_a_shard_needs_is_enough_without_a_hub(
         server.put(REPO, weights)
         async with cluster(tmp_path) as c:
             for number, name in enumerate(names, 1):
-                node = add(c, tmp_path, name, server.url)
+                node = add(c, name, server.url)
                 await c.together(name)
                 body = {"model": REPO, "shard": f"{number}/2", "wait": True}
                 assert (await node.post("/v1/download", body, 60))["nodes"] == {name: "ready"}
@@ -249,7 +246,7 @@ async def test_what_a_shard_needs_is_enough_without_a_hub(
         assert sum(server.sent.values()) <= 1.5 * sum(map(len, weights.values()))
     async with cluster(tmp_path) as c:
         for name in names:
-            add(c, tmp_path, name, "")
+            add(c, name, "")
         await c.together()
         assert await c.nodes["b"].chat(model=REPO, max_tokens=3)
         assert all(len(held(tmp_path, name)) <= 5 for name in names)

@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import zoo
 from cluster import ApiError, Cluster, cluster, until
 
 ROOM = ("--memory", "9MB")
@@ -103,3 +104,21 @@ async def test_what_was_used_most_comes_back_after_a_restart(tmp_path: Path) -> 
         await until(lambda: a.ring("dummy"), "the model used most is loaded")
         assert await a.ring(other) == []
         assert await a.chat()
+
+
+async def test_real_models_take_turns_in_a_memory_that_holds_one(tmp_path: Path) -> None:
+    names = []
+    for seed in (1, 2):
+        folder = tmp_path / f"llama-{seed}"
+        config = zoo.tiny_config("llama") | {"hidden_size": 256, "intermediate_size": 256 * seed}
+        zoo.write_checkpoint("llama", folder, config)
+        zoo.write_tokenizer(folder)
+        names.append(str(folder))
+    async with cluster(tmp_path) as c:
+        node = c.add("a", "--memory", "22MB", engine="cpu")
+        await c.together("a")
+        said = []
+        for name in names * 2:
+            said.append(await node.chat(model=name, max_tokens=6))
+            assert (await loaded(c))["a"] == {name}
+        assert said[:2] == said[2:] and said[0] != said[1]
