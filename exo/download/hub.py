@@ -105,8 +105,10 @@ class Hub(ModelSource):
         listing = _known(cache, revision)
         try:
             return Outline(cache, listing).find(weights) if listing is not None else None
-        except ModelUnsupported:
-            return None  # who asks for it is told why when it is fetched
+        except (ModelUnsupported, OSError) as error:
+            # Not for exo, or a cache that only others may write: who fetches it is told.
+            logger.info("%s: not used in part: %s", card.repo, error)
+            return None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
         return self._run(card, None, on_progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def set_link(link: Path, target: Path) -> None:
     relative = os.path.relpath(target, link.parent)
     if link.is_symlink() and str(link.readlink()) == relative:
         return
-    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    fresh = link.with_name(f".{link.name}.{os.getpid()}.{threading.get_ident()}")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(relative)
     fresh.replace(link)
