@@ -107,7 +107,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="cpu engine: float activations instead of 8-bit ones, slower",
     )
     who.add_argument(
-        "--memory", help="memory a model may take here, like 12GB (default: what is free)"
+        "--memory", help="memory that models may take here, like 12GB (default: what is free)"
     )
     who.add_argument(
         "--quantize",

@@ -60,6 +60,7 @@ class _Making:
         self.listeners: list[OnProgress] = []
         self.task: asyncio.Task[RingPlan] | None = None
         self.make_room = False  # somebody waits for it: idle models may have to go
+        self.reserved: dict[str, int] = {}  # bytes by node that its shards will take there
 
     def on_progress(self, progress: Progress) -> None:
         for listener in list(self.listeners):
@@ -161,7 +162,7 @@ class Planner:
         logger.info("plan %s of %s: %s", plan.hash, model_id, plan.members)
         ring = {node_id: members[node_id] for node_id in plan.node_ids}
         try:
-            await _all(member.load_shard(plan, on_progress) for member in ring.values())
+            await self._load(plan, prepared, ring, making)
             on_progress(Progress("warming", model_id, node_id=plan.head_id))
             await ring[plan.head_id].warm_up(plan)
         except ExoError as error:
@@ -171,6 +172,32 @@ class Planner:
         await self._tell(members | self._members(), "publish", plan)
         on_progress(Progress("ready", model_id))
         return plan
+
+    async def _load(
+        self,
+        plan: RingPlan,
+        prepared: dict[str, Prepared],
+        ring: dict[str, Member],
+        making: _Making,
+    ) -> None:
+        """Every member its shard, whose memory no other plan is given meanwhile."""
+
+        async def load(node_id: str, member: Member) -> None:
+            await member.load_shard(plan, making.on_progress)
+            del making.reserved[node_id]  # from now on the node counts it itself
+
+        for node_id in ring:
+            shards = (plan.shard_of(node_id),)
+            making.reserved[node_id] = prepared[node_id].description.bytes_of(shards)
+        try:
+            await _all(load(node_id, member) for node_id, member in ring.items())
+        finally:
+            making.reserved.clear()
+
+    def _free(self, node_id: str, found: Prepared) -> Prepared:
+        """Without what shards of other models that are being loaded will take."""
+        taken = sum(making.reserved.get(node_id, 0) for making in self._making.values())
+        return replace(found, memory_bytes=max(0, found.memory_bytes - taken))
 
     async def _prepare(
         self, model_id: str, members: dict[str, Member], on_progress: OnProgress
@@ -184,7 +211,7 @@ class Planner:
         errors: dict[str, ExoError] = {}
         for node_id, answer in zip(members, answers, strict=True):
             if isinstance(answer, Prepared):
-                prepared[node_id] = answer
+                prepared[node_id] = self._free(node_id, answer)
             elif isinstance(answer, ExoError):
                 errors[node_id] = answer
             else:

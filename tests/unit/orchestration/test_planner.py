@@ -217,3 +217,23 @@ async def test_as_few_idle_models_are_unloaded_as_make_room_the_longest_idle_fir
     told = [what for what in members["a"].told if what.startswith("unload")]
     assert told == [f"unload {plans[name].hash}" for name in goes or []]
     await made.close()
+
+
+async def test_two_models_asked_for_at_once_are_not_given_the_same_memory() -> None:
+    """8 GB each, of 12: the second is refused while the first is being loaded."""
+    members = {"a": Told(described(), 12)}
+    made = planner(members)
+    loading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def load_shard(plan: RingPlan, on_progress: Any) -> None:
+        loading.set()
+        await go_on.wait()
+
+    members["a"].load_shard = load_shard  # type: ignore[method-assign]
+    first = asyncio.ensure_future(made.ensure("m", lambda p: None))
+    await loading.wait()
+    with pytest.raises(ModelTooLarge):
+        await made.ensure("other", lambda p: None)
+    go_on.set()
+    assert (await first).node_ids == ("a",)
+    await made.close()
