@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -107,25 +108,24 @@ class PeerHandle:
             call = self._stub.Heartbeats(metadata=(("exo-node-id", own_id),))
             ended = asyncio.ensure_future(call.code())
             try:
-                loop = asyncio.get_running_loop()
                 counter = 0
                 while True:
                     counter += 1
-                    sent = loop.time()
+                    sent = time.monotonic()
                     exchange = asyncio.ensure_future(_exchange(call, counter, own_beat()))
                     while not (await asyncio.wait([exchange], timeout=timeout_s))[0]:
-                        if loop.time() - sent < timeout_s + _OWN_LAG_S:
+                        if time.monotonic() - sent < timeout_s + _OWN_LAG_S:
                             exchange.cancel()
                             raise PeerUnavailable(
                                 f"node {self._name} missed its heartbeat for {timeout_s:.1f} s"
                             )
                         # This process itself did not get to run: that is not the peer's fault.
-                        sent = loop.time()
+                        sent = time.monotonic()
                     answer = exchange.result()
                     if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
                         raise PeerUnavailable(f"node {self._name} ended the heartbeats")
-                    yield beat_from_pb(answer), loop.time() - sent
-                    rest_s = interval_s - min(interval_s, loop.time() - sent)
+                    yield beat_from_pb(answer), time.monotonic() - sent
+                    rest_s = interval_s - min(interval_s, time.monotonic() - sent)
                     if (await asyncio.wait([ended], timeout=rest_s))[0]:
                         # Between two beats: a cut is known at once, not at the next beat.
                         raise PeerUnavailable(f"the connection to node {self._name} was cut")
