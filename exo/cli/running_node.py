@@ -13,8 +13,6 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-import uvloop
-
 from exo.api.chat_request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
 from exo.cli.client import node_at
@@ -79,9 +77,7 @@ def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
         except asyncio.CancelledError:
             return 130
 
-    # A step's way through a ring is a dozen turns of the event loop on each node; uvloop's take a
-    # fifth off it (docs/benchmarks.md).
-    loop = uvloop.new_event_loop()
+    loop = asyncio.new_event_loop()
     try:
         status = loop.run_until_complete(supervised())
     finally:

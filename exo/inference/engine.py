@@ -7,6 +7,7 @@ owner and the event loop never waits for arithmetic.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -102,12 +103,12 @@ class InferenceEngine(ABC):
         Raises:
             ModelUnsupported: this engine cannot run the checkpoint at all.
         """
-        return await self._run("describe", partial(self.describe_model, model_id, path))
+        return await self._begin("describe", partial(self.describe_model, model_id, path))
 
     async def needed_weights(self, shard: Shard, path: Path) -> frozenset[str]:
         """Names of the checkpoint's weight files that hold what the shard reads. Only their headers
         are looked at."""
-        return await self._run("needed_weights", partial(self.weights_of_shard, shard, path))
+        return await self._begin("needed_weights", partial(self.weights_of_shard, shard, path))
 
     async def load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         """Read the shard's tensors, and only those, into memory. Layers already there stay.
@@ -115,11 +116,11 @@ class InferenceEngine(ABC):
         Raises:
             EngineFailed: the checkpoint is damaged, a file is not here, or memory ran out.
         """
-        await self._run("load", partial(self._load, shard, path, on_progress))
+        await self._begin("load", partial(self._load, shard, path, on_progress))
 
     async def unload(self, shard: Shard) -> None:
         """Give back the memory of a shard no live plan needs."""
-        await self._run("unload", partial(self.unload_shard, shard))
+        await self._begin("unload", partial(self.unload_shard, shard))
 
     async def forward(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
@@ -133,11 +134,22 @@ class InferenceEngine(ABC):
             CacheMiss: a start is larger than what the cache holds.
             EngineFailed: the engine raised; the caches of the batch's sequences are dropped.
         """
-        return await self._run("forward", partial(self._step, shard, batch, hidden_states))
+        return await self.begin_forward(shard, batch, hidden_states)
+
+    def begin_forward(
+        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
+    ) -> asyncio.Future[StepOutput]:
+        """The same, to be awaited later: what was begun first is done first. Raises EngineFailed at
+        once if the engine is closed."""
+        return self._begin("forward", partial(self._step, shard, batch, hidden_states))
 
     async def release(self, sequence_ids: Iterable[str]) -> None:
         """Free the KV cache of sequences; unknown ones are fine."""
-        await self._run("release", partial(self._release, tuple(sequence_ids)))
+        await self.begin_release(sequence_ids)
+
+    def begin_release(self, sequence_ids: Iterable[str]) -> asyncio.Future[None]:
+        """The same, to be awaited later: after what was begun before it."""
+        return self._begin("release", partial(self._release, tuple(sequence_ids)))
 
     async def close(self) -> None:
         """Free everything. The thread ends once the step it is in has ended."""
@@ -222,9 +234,12 @@ class InferenceEngine(ABC):
             self._histories.pop(sequence_id, None)
         self.release_sequences(sequence_ids)
 
-    async def _run(self, what: str, call: Callable[[], Result]) -> Result:
+    def _begin(self, what: str, call: Callable[[], Result]) -> asyncio.Future[Result]:
+        return self._thread.submit(partial(self._guarded, what, call))
+
+    def _guarded(self, what: str, call: Callable[[], Result]) -> Result:
         try:
-            return await self._thread.run(call)
+            return call()
         except ExoError:
             raise
         except Exception as error:

@@ -27,11 +27,11 @@ class OneThread:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    async def run(self, call: Callable[[], Result]) -> Result:
-        """What `call` returns or raises. A caller that is cancelled before its turn is skipped.
+    def submit(self, call: Callable[[], Result]) -> asyncio.Future[Result]:
+        """What `call` will return or raise. If it is cancelled before its turn, it is skipped.
 
         Raises:
-            EngineFailed: the thread was closed before the call's turn came.
+            EngineFailed: the thread is closed; from the future: before the call's turn came.
         """
         if self._closed:
             raise EngineFailed(f"{self._name} is closed")
@@ -41,7 +41,7 @@ class OneThread:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._calls.put((call, future, loop))
-        return await future
+        return future
 
     def close(self) -> None:
         """Refuse what waits and what comes."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
-from exo.inference.engine import InferenceEngine
+from exo.inference.engine import InferenceEngine, StepOutput
 from exo.networking.messages import Frame, Release, Step, StepFailure, StepResult
 from exo.networking.peer_handle import PeerHandle, RingStream
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
+
+_Begun = tuple[Step | Release, "asyncio.Future[Any]"]
 
 Report = Callable[[StepFailure], Awaitable[None]]
 
@@ -64,8 +67,9 @@ class Rank:
         self._link = link
         self._deliver = deliver
         self._report = report
-        self._inbox: asyncio.Queue[Step | Release] = asyncio.Queue()
+        self._begun: asyncio.Queue[_Begun] = asyncio.Queue()
         self._live: set[str] = set()
+        self._closed = False
         self._last_step = 0
         self._tasks = TaskOwner(f"rank {self.shard}")
 
@@ -75,11 +79,14 @@ class Rank:
             self._tasks.background(self._watch(self._link), "watch link")
 
     def accept(self, frame: Step | Release) -> None:
-        """Queue a frame from the member before.
+        """Give a frame from the member before to the engine, which does them in order.
 
         Raises:
             InvalidFrame: it is out of order, or has or lacks hidden states against this place.
+            EngineFailed: the engine is closed.
         """
+        if self._closed:
+            return  # all of this plan's sequences are released
         if isinstance(frame, Step):
             if frame.number <= self._last_step:
                 raise InvalidFrame(
@@ -92,31 +99,43 @@ class Rank:
                     f"{'lacks' if frame.hidden_states is None else 'has'} hidden states"
                 )
             self._last_step = frame.number
-        self._inbox.put_nowait(frame)
+            self._live.update(part.sequence_id for part in frame.batch.slices)
+            self._begin_step(frame)
+        else:
+            self._live.difference_update(frame.sequence_ids)
+            released = self._engine.begin_release(frame.sequence_ids)
+            self._begun.put_nowait((frame, released))
+
+    def _begin_step(self, step: Step) -> None:
+        logger.debug(
+            "%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids)
+        )
+        output = self._engine.begin_forward(self.shard, step.batch, step.hidden_states)
+        self._begun.put_nowait((step, output))
 
     async def close(self) -> None:
         """Stop, cut the link, free the KV caches of this plan's sequences."""
+        self._closed = True
         await self._tasks.close()
         if self._link is not None:
             self._link.close()
+        while not self._begun.empty():
+            _forget(self._begun.get_nowait()[1])
         await self._engine.release(self._live)
         self._live.clear()
 
     async def _serve(self) -> None:
+        """Send on what the engine has done."""
         while True:
-            frame = await self._inbox.get()
+            frame, outcome = await self._begun.get()
             if isinstance(frame, Step):
-                await self._run(frame)
+                await self._finish_step(frame, outcome)
             else:
-                await self._release(frame)
+                await self._finish_release(frame, outcome)
 
-    async def _run(self, step: Step) -> None:
-        self._live.update(part.sequence_id for part in step.batch.slices)
-        logger.debug(
-            "%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids)
-        )
+    async def _finish_step(self, step: Step, outcome: asyncio.Future[Any]) -> None:
         try:
-            output = await self._engine.forward(self.shard, step.batch, step.hidden_states)
+            output: StepOutput = await outcome
             if not self.shard.is_last:
                 await self._send(Step(step.number, step.batch, output.hidden_states))
             elif self._link is None:
@@ -127,14 +146,13 @@ class Rank:
             # A broken link is reported once, by its watcher.
             await self._fail(step.number, error)
         except Exception as error:
-            # client hears of it and the next step runs.
+            # Whatever it is, the client hears of it and the next step runs.
             logger.exception("step %d of %s", step.number, self.shard)
             await self._fail(step.number, EngineFailed(f"{type(error).__name__}: {error}"))
 
-    async def _release(self, release: Release) -> None:
-        self._live.difference_update(release.sequence_ids)
+    async def _finish_release(self, release: Release, outcome: asyncio.Future[Any]) -> None:
         try:
-            await self._engine.release(release.sequence_ids)
+            await outcome
             if not self.shard.is_last:
                 await self._send(release)
         except ExoError as error:
@@ -162,3 +180,9 @@ class Rank:
         except ExoError as unreported:
             # The head is gone: membership ends this plan on every member.
             logger.warning("could not tell the head: %s", unreported.message)
+
+
+def _forget(outcome: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more."""
+    if not outcome.cancel() and not outcome.cancelled():
+        outcome.exception()

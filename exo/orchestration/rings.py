@@ -115,7 +115,6 @@ class Rings:
         if plan.head_id == self._node_id:
             scheduler = Scheduler(plan, rank.accept, self._broken, self._step_timeout_s)
             self._schedulers[plan.hash] = scheduler
-            scheduler.start()
 
     def generate(
         self, plan_hash: str, request: GenerationRequest
@@ -204,7 +203,7 @@ class Rings:
         scheduler = self._schedulers.pop(plan_hash, None)
         rank = self._ranks.pop(plan_hash, None)
         if scheduler is not None:
-            await scheduler.close()
+            scheduler.close()
         if rank is not None:
             await rank.close()
 

@@ -23,7 +23,6 @@ from exo.networking.messages import (
 )
 from exo.orchestration.sequence import MAX_CACHE_MISSES, Sequence
 from exo.shard import RingPlan
-from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,6 @@ class Scheduler:
         self._step_timeout_s = step_timeout_s
         self._running: dict[str, Sequence] = {}
         self._waiting: dict[str, Sequence] = {}
-        self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._idle_since = time.monotonic()
@@ -83,10 +81,6 @@ class Scheduler:
         self._chunk = PREFILL_CHUNK if self._depth == 1 else RING_PREFILL_CHUNK
         self._ended: ExoError | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._tasks = TaskOwner(f"scheduler {plan.hash}")
-
-    def start(self) -> None:
-        self._tasks.background(self._supervise(), "steps")
 
     @property
     def sequence_count(self) -> int:
@@ -114,8 +108,8 @@ class Scheduler:
         sequence = Sequence(request)
         self._waiting[sequence.id] = sequence
         self._idle.clear()
-        self._wake.set()
         try:
+            self._go_on()
             while True:
                 event = await sequence.next_event()
                 yield event
@@ -127,7 +121,7 @@ class Scheduler:
     def on_result(self, result: StepResult) -> None:
         """The tail's answer. One for a step nobody waits for is too late and ignored."""
         self._outcomes.append(result)
-        self._wake.set()
+        self._go_on()
 
     def on_failure(self, failure: StepFailure) -> None:
         """A member failed a step, or lost its link."""
@@ -136,7 +130,7 @@ class Scheduler:
             self._on_broken(self.plan, failure.error)
         else:
             self._outcomes.append(failure)
-            self._wake.set()
+            self._go_on()
 
     def end(self, error: ExoError) -> None:
         """Fail everything and take nothing new."""
@@ -144,7 +138,6 @@ class Scheduler:
         self._in_flight.clear()
         for sequence in [*self._running.values(), *self._waiting.values()]:
             sequence.fail(error)
-        self._wake.set()
 
     def refuse_new(self, reason: ExoError) -> None:
         self._ended = self._ended or reason
@@ -153,30 +146,25 @@ class Scheduler:
         """Wait until no sequence is left."""
         await self._idle.wait()
 
-    async def close(self) -> None:
-        await self._tasks.close()
+    def close(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
 
-    async def _supervise(self) -> None:
-        """A scheduler that dies must not leave its clients waiting."""
+    def _go_on(self) -> None:
+        """Something has changed: take what came back and send what can be sent. At once, not in a
+        task of its own, whose wake-up would cost every token time."""
         try:
-            await self._run_steps()
-        except Exception as error:
-            logger.exception("scheduler of %s", self.plan.model_id)
-            failed = EngineFailed(f"the scheduler failed: {type(error).__name__}: {error}")
-            self.end(failed)
-            self._on_broken(self.plan, failed)
-
-    async def _run_steps(self) -> None:
-        while True:
-            self._wake.clear()
             self._settle()
             self._admit()
             while len(self._in_flight) < self._depth and (step := self._next_step()):
                 self._submit(step)
             self._set_alarm()
-            await self._wake.wait()
+        except Exception as error:
+            # A scheduler that fails must not leave its clients waiting.
+            logger.exception("scheduler of %s", self.plan.model_id)
+            failed = EngineFailed(f"the scheduler failed: {type(error).__name__}: {error}")
+            self.end(failed)
+            self._on_broken(self.plan, failed)
 
     def _fail_late(self) -> None:
         """End the steps whose time is over."""
@@ -201,7 +189,7 @@ class Scheduler:
     def _on_alarm(self) -> None:
         self._alarm = None
         self._fail_late()
-        self._wake.set()
+        self._go_on()
 
     def _settle(self) -> None:
         """Give what came back to its sequences."""
@@ -286,4 +274,4 @@ class Scheduler:
         if not self._running and not self._waiting:
             self._idle.set()
             self._idle_since = time.monotonic()
-        self._wake.set()
+        self._go_on()

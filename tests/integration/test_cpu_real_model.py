@@ -67,12 +67,12 @@ async def every_position(
         whole = ForwardBatch((Slice(f"s{number}", 0, PIECE, None),), piece)
         rows = None
         for engine, shard in zip(engines[:-1], shards[:-1], strict=True):
-            rows = await engine._thread.run(partial(engine.compute, shard, whole, rows))
+            rows = await engine._thread.submit(partial(engine.compute, shard, whole, rows))
         for i in range(PIECE):
             one = ForwardBatch((Slice(f"s{number}", i, 1, GREEDY),), piece[i : i + 1])
             hidden = None if rows is None else rows[i : i + 1]
             compute = partial(engines[-1].compute, shards[-1], one, hidden)
-            found.append(await engines[-1]._thread.run(compute))
+            found.append(await engines[-1]._thread.submit(compute))
     for engine in engines:
         await engine.close()
     return log_softmax(np.concatenate(found))

@@ -90,7 +90,7 @@ async def test_what_mlx_runs_for_it_has_its_quantized_linears_on_our_kernels(
         ]
         assert bool(linears) == packed
         logits.append(
-            await engine._thread.run(lambda e=engine, s=shard, b=batch: e.compute(s, b, None))
+            await engine._thread.submit(lambda e=engine, s=shard, b=batch: e.compute(s, b, None))
         )
         await engine.close()
     plain, ours = logits

@@ -43,7 +43,6 @@ class Ring:
         self.scheduler = Scheduler(
             plan, self.submit, lambda plan, error: self.broken.append(error), timeout_s
         )
-        self.scheduler.start()
 
     def submit(self, frame: Step | Release) -> None:
         if isinstance(frame, Release):
@@ -94,7 +93,7 @@ async def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token()
         (2 * c + 11, 1, True),
     ]
     assert ring.released == ["s"]
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_company_does_not_change_how_a_sequence_is_cut() -> None:
@@ -110,8 +109,8 @@ async def test_company_does_not_change_how_a_sequence_is_cut() -> None:
 
     assert cut(alone) == cut(together)
     assert max(len(step.batch.slices) for step in together.steps) > 1
-    await alone.scheduler.close()
-    await together.scheduler.close()
+    alone.scheduler.close()
+    together.scheduler.close()
 
 
 TWO = RingPlan(
@@ -141,7 +140,7 @@ async def test_two_members_work_on_two_chunks_of_a_prompt_at_once() -> None:
     await until(lambda: len(ring.steps) == 5, "the first token is decoded, alone")
     ring.scheduler.on_result(StepResult(5, (SampledToken(8, sequence_id="s"),)))
     assert await answer == [7, 8]
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_what_comes_back_from_an_earlier_attempt_is_ignored() -> None:
@@ -156,13 +155,13 @@ async def test_what_comes_back_from_an_earlier_attempt_is_ignored() -> None:
     ring.scheduler.on_result(StepResult(3, ()))
     ring.scheduler.on_result(StepResult(4, (SampledToken(7, sequence_id="s"),)))
     assert await answer == [7]
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_an_end_token_ends_and_is_not_given_out() -> None:
     ring = Ring(lambda step: [99] if step.number == 3 else [7])
     assert await ring.tokens("s", 5, 10) == [7, 7]
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_a_cache_miss_is_answered_by_prefilling_again() -> None:
@@ -173,8 +172,8 @@ async def test_a_cache_miss_is_answered_by_prefilling_again() -> None:
     always = Ring(lambda step: CacheMiss("gone"))
     with pytest.raises(CacheMiss):
         await always.tokens("s", 5, 4)
-    await ring.scheduler.close()
-    await always.scheduler.close()
+    ring.scheduler.close()
+    always.scheduler.close()
 
 
 async def test_a_failed_step_fails_its_sequences_and_the_next_request_runs() -> None:
@@ -183,14 +182,14 @@ async def test_a_failed_step_fails_its_sequences_and_the_next_request_runs() -> 
         await ring.tokens("s", 5, 4)
     assert await ring.tokens("t", 5, 2) == [7, 7]
     assert ring.released == ["s", "t"]
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_silence_is_an_error_after_the_deadline() -> None:
     ring = Ring(lambda step: None, timeout_s=0.05)
     with pytest.raises(StepTimeout, match="did not come back"):
         await ring.tokens("s", 5, 4)
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_a_broken_ring_fails_everything_at_once_and_takes_nothing_new() -> None:
@@ -206,7 +205,7 @@ async def test_a_broken_ring_fails_everything_at_once_and_takes_nothing_new() ->
     with pytest.raises(PlanMismatch, match="b is gone"):
         await ring.tokens("u", 5, 4)
     await asyncio.wait_for(ring.scheduler.drained(), 1)
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_a_scheduler_that_dies_tells_its_clients() -> None:
@@ -215,7 +214,7 @@ async def test_a_scheduler_that_dies_tells_its_clients() -> None:
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         await ring.tokens("s", 5, 4)
     assert len(ring.broken) == 1
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_a_client_that_goes_away_is_released() -> None:
@@ -225,10 +224,11 @@ async def test_a_client_that_goes_away_is_released() -> None:
     await events.aclose()
     assert ring.released == ["s"]
     assert ring.scheduler.sequence_count == 0
-    await ring.scheduler.close()
+    ring.scheduler.close()
 
 
 async def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RUNNING", 1)
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     ring = Ring(lambda step: None)
     first = asyncio.ensure_future(ring.tokens("s", 5, 4))
@@ -239,4 +239,4 @@ async def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     for task in (first, second):
         task.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
-    await ring.scheduler.close()
+    ring.scheduler.close()
