@@ -33,7 +33,7 @@ from exo.download.partial_file import part_of
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import FilePeer, Sharing, Swarm
 from exo.download.source import ModelSource
-from exo.download.transfer import Arrived, Patience, Transfer, storage_error
+from exo.download.transfer import Arrived, Patience, Supplier, Transfer, storage_error
 from exo.errors import (
     DiskFull,
     DownloadCancelled,
@@ -187,10 +187,11 @@ class Hub(ModelSource):
         try:
             return await look_up(repo, revision, self._endpoint), True
         except SourceUnreachable as error:
+            ask_hub = not huggingface_hub.is_offline_mode()
             for peer in peers:
                 with contextlib.suppress(ExoError):
-                    if (listing := await peer.listing(revision)) is not None:
-                        logger.info("%s: %s; %s has it", repo, error.message, peer.name)
+                    if (listing := await peer.listing(revision, ask_hub=ask_hub)) is not None:
+                        logger.info("%s: %s; %s knows it", repo, error.message, peer.name)
                         return listing, False
             if huggingface_hub.is_offline_mode():
                 raise ModelNotFound(
@@ -215,7 +216,11 @@ class Hub(ModelSource):
             if weights is not None:
                 files = [f for f in files if not is_weights(f) or f.path in weights]
             async with hub_session() as session, _locked(cache, files, on_progress):
-                hub = [HubSupplier(session, listing, self._endpoint)] if suppliers.has_hub else []
+                hub: list[Supplier] = []
+                if suppliers.has_hub:
+                    hub = [HubSupplier(session, listing, self._endpoint)]
+                elif not huggingface_hub.is_offline_mode():
+                    hub = [peer.relay() for peer in suppliers.peers]
                 await self._bring(cache, listing, files, suppliers.peers, hub, on_progress)
                 if weights is None:
                     return cache.snapshot(listing.commit)
@@ -234,7 +239,7 @@ class Hub(ModelSource):
         listing: Listing,
         files: Sequence[RepoFile],
         peers: Sequence[FilePeer],
-        hub: Sequence[HubSupplier],
+        hub: Sequence[Supplier],
         on_progress: OnProgress,
     ) -> None:
         missing = []

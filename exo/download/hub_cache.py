@@ -157,6 +157,11 @@ class RepoCache:
             return None
         return Listing(self.repo, commit, files)
 
+    def listings(self) -> list[Listing]:
+        """What the repo holds at every commit that is known here."""
+        commits = [file.stem for file in self.folder.glob("trees/*.json")]
+        return [found for commit in commits if (found := self.listing(commit)) is not None]
+
     def save(self, listing: Listing, revision: str) -> None:
         """Keep a listing, in huggingface_hub's own format, and what the revision means now."""
         entries = {file.path: _entry_of(file) for file in listing.files}

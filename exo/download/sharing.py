@@ -70,12 +70,16 @@ class FilePeer(Supplier):
         """
 
     @abstractmethod
-    async def listing(self, revision: str) -> Listing | None:
-        """What the peer knows the repo to hold; None if it does not.
+    async def listing(self, revision: str, *, ask_hub: bool) -> Listing | None:
+        """What the peer knows the repo to hold, or with `ask_hub` the hub; None if it does not.
 
         Raises:
-            ExoError: the peer cannot be asked.
+            ExoError: the peer cannot be asked, or the hub by it.
         """
+
+    @abstractmethod
+    def relay(self) -> Supplier:
+        """The hub through this peer."""
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -126,7 +130,7 @@ class Sharing:
 
     def held(self, repo: str, node_id: str, digests: Sequence[str]) -> list[Held]:
         """What is here of files that another node fetches."""
-        _check(repo, digests)
+        check_names(repo, digests)
         found = []
         with self._mutex:
             if node_id in self.neighbours():
@@ -159,7 +163,7 @@ class Sharing:
             InvalidRequest: a digest, repo or range that cannot be.
             ModelNotFound: they are not here.
         """
-        _check(repo, [digest])
+        check_names(repo, [digest])
         with self._mutex:
             partial = self._partials.get(digest)
         path = _blob(repo, digest)
@@ -186,7 +190,7 @@ class Sharing:
 
     def listing(self, repo: str, revision: str) -> Listing | None:
         """What this node knows a repo to hold."""
-        _check(repo, [])
+        check_names(repo, [])
         cache = RepoCache(repo)
         # Not a path that a peer made up.
         if repo not in cached_repos() or not re.fullmatch(r"[\w.-]+", revision):
@@ -314,7 +318,8 @@ class Swarm(Rules):
         return time.monotonic() - self._grew[node_id, digest][1] < STALLED_S
 
 
-def _check(repo: str, digests: Sequence[str]) -> None:
+def check_names(repo: str, digests: Sequence[str]) -> None:
+    """Raises InvalidRequest for what would be another path in the cache."""
     if not _REPO.fullmatch(repo) or not all(map(DIGEST.fullmatch, digests)):
         raise InvalidRequest(f"{repo!r}: not a repo, or not digests of its files")
 

@@ -14,7 +14,7 @@ import grpc
 
 from exo.download.hub_cache import Listing, RepoFile
 from exo.download.sharing import FilePeer, Held
-from exo.download.transfer import SupplierFailed
+from exo.download.transfer import Supplier, SupplierFailed
 from exo.errors import DownloadFailed, PeerUnavailable
 from exo.networking import messages
 from exo.networking.generated import node_service_pb2 as pb
@@ -26,6 +26,11 @@ ASK_TIMEOUT_S = 2.0
 SILENCE_S = 5.0
 """A peer that sends nothing of a file for so long has stalled."""
 
+
+HUB_TIMEOUT_S = 30.0
+"""The same where the peer has to ask the hub."""
+
+_NEVER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED)
 
 # A span is one stream, which would begin with a window of 64 KiB and frames of 16.
 _BULK = [("grpc.http2.lookahead_bytes", 8 << 20), ("grpc.http2.max_frame_size", 4 << 20)]
@@ -52,11 +57,15 @@ class GrpcFilePeer(FilePeer):
             reply = await asyncio.to_thread(self._stub.HeldFiles, request, ASK_TIMEOUT_S)
         return [Held(file.digest, file.whole, file.blocks) for file in reply.files]
 
-    async def listing(self, revision: str) -> Listing | None:
-        request = pb.ListRepoRequest(repo=self._repo, revision=revision)
+    async def listing(self, revision: str, *, ask_hub: bool) -> Listing | None:
+        request = pb.ListRepoRequest(repo=self._repo, revision=revision, ask_hub=ask_hub)
+        timeout_s = HUB_TIMEOUT_S if ask_hub else ASK_TIMEOUT_S
         with self._errors():
-            reply = await asyncio.to_thread(self._stub.ListRepo, request, ASK_TIMEOUT_S)
+            reply = await asyncio.to_thread(self._stub.ListRepo, request, timeout_s)
         return messages.listing_from_pb(self._repo, reply)
+
+    def relay(self) -> Supplier:
+        return _Relay(self)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -66,23 +75,52 @@ class GrpcFilePeer(FilePeer):
             raise PeerUnavailable(f"{self.name} does not answer: {error}") from error
 
     async def read(self, file: RepoFile, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        request = pb.ReadFileRequest(repo=self._repo, digest=file.digest, start=start, end=end)
+        async with contextlib.aclosing(self.pieces(file, start, end, relay=False)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def pieces(
+        self, file: RepoFile, start: int, end: int, *, relay: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """What the peer has of a range, or with `relay` the hub. Raises SupplierFailed."""
+        request = pb.ReadFileRequest(
+            repo=self._repo, digest=file.digest, start=start, end=end, relay=relay
+        )
         call = self._read(request)
+        silence_s = HUB_TIMEOUT_S if relay else SILENCE_S
         try:
             while True:
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(silence_s):
                     piece = await asyncio.to_thread(next, call, None)
                 if piece is None:
                     return
                 yield piece
         except TimeoutError as error:
             raise SupplierFailed(
-                DownloadFailed(f"{self.name} sent nothing of {file.path} for {SILENCE_S:.0f} s")
+                DownloadFailed(f"{self.name} sent nothing of {file.path} for {silence_s:.0f} s")
             ) from error
         except grpc.RpcError as error:
-            raise SupplierFailed(DownloadFailed(f"{file.path}: {self.name}: {error}")) from error
+            raise SupplierFailed(
+                DownloadFailed(f"{file.path}: {self.name}: {error.details()}"),
+                final=relay and error.code() in _NEVER,
+            ) from error
         finally:
             call.cancel()
 
     def close(self) -> None:
         self._channel.close()
+
+
+class _Relay(Supplier):
+    kind = "hub"
+    workers = 4
+
+    def __init__(self, peer: GrpcFilePeer) -> None:
+        self._peer = peer
+        self.name = f"the hub through {peer.name}"
+
+    async def read(self, file: RepoFile, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        pieces = self._peer.pieces(file, start, end, relay=True)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from exo.download.progress import OnProgress, Progress
+from exo.download.relay import listing_for_peer, relayed
 from exo.download.sharing import Sharing
 from exo.errors import ExoError, InvalidFrame
 from exo.networking import messages
@@ -248,11 +249,19 @@ class _Servicer(NodeServiceServicer):
         return messages.held_to_pb(await _answer(context, held))
 
     async def ListRepo(self, request: pb.ListRepoRequest, context: Context) -> pb.ListRepoReply:
-        listing = asyncio.to_thread(self._handler.sharing.listing, request.repo, request.revision)
+        listing = listing_for_peer(
+            self._handler.sharing, request.repo, request.revision, ask_hub=request.ask_hub
+        )
         return messages.listing_to_pb(await _answer(context, listing))
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[Any]:
         try:
+            if request.relay:
+                ranged = relayed(request.repo, request.digest, request.start, request.end)
+                async with contextlib.aclosing(ranged):
+                    async for some in ranged:
+                        yield some
+                return
             pieces = self._handler.sharing.read(
                 request.repo, request.digest, request.start, request.end
             )

@@ -150,10 +150,11 @@ class Planner:
         prepared, left_out = await self._prepare(model_id, members, on_progress)
         try:
             plan = self._place(prepared, left_out)
-        except (ModelTooLarge, ModelUnsupported):
+        except (ModelTooLarge, ModelUnsupported) as error:
             others = [plan for plan in self._published() if plan.model_id != model_id]
             if not making.make_room or not await self._make_room(others, prepared, members):
-                raise
+                reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
+                raise type(error)(error.message + "".join(reasons)) from error
             prepared, left_out = await self._prepare(model_id, members, on_progress)
             plan = self._place(prepared, left_out)
         old = self._current(model_id)

@@ -250,3 +250,20 @@ async def test_what_a_shard_needs_is_enough_without_a_hub(
         await c.together()
         assert await c.nodes["b"].chat(model=REPO, max_tokens=3)
         assert all(len(held(tmp_path, name)) <= 5 for name in names)
+
+
+async def test_one_node_with_a_hub_is_enough(tmp_path: Path, weights: dict[str, bytes]) -> None:
+    """The other has no route to it, and needs files that the first does not."""
+    files = {name for name in weights if name.endswith(".safetensors")}
+    with HubServer() as server:
+        server.put(REPO, weights)
+        async with cluster(tmp_path) as c:
+            add(c, "inside", "http://127.0.0.1:9")
+            add(c, "outside", server.url)
+            await c.together()
+            assert await c.nodes["inside"].chat(model=REPO, max_tokens=3)
+            assert len(await c.nodes["inside"].ring(REPO)) == 2
+            shares = {name: held(tmp_path, name) for name in ("inside", "outside")}
+            assert shares["inside"] | shares["outside"] == files
+            assert all(len(share) < len(files) for share in shares.values()), shares
+            assert sum(server.sent.values()) <= 1.1 * sum(map(len, weights.values()))

@@ -1297,10 +1297,13 @@ class ReadFileRequest(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
     repo: _builtins.str
     digest: _builtins.str
     start: _builtins.int
     end: _builtins.int
+    relay: _builtins.bool
+    """from the hub, for a node that cannot reach it"""
     def __init__(
         self,
         *,
@@ -1308,10 +1311,11 @@ class ReadFileRequest(_message.Message):
         digest: _builtins.str = ...,
         start: _builtins.int = ...,
         end: _builtins.int = ...,
+        relay: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "end", b"end", "repo", b"repo", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "end", b"end", "relay", b"relay", "repo", b"repo", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1338,17 +1342,21 @@ class ListRepoRequest(_message.Message):
 
     REPO_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    ASK_HUB_FIELD_NUMBER: _builtins.int
     repo: _builtins.str
     revision: _builtins.str
+    ask_hub: _builtins.bool
+    """if the receiver does not know it, for a node that cannot reach the hub"""
     def __init__(
         self,
         *,
         repo: _builtins.str = ...,
         revision: _builtins.str = ...,
+        ask_hub: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["repo", b"repo", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_hub", b"ask_hub", "repo", b"repo", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,6 +153,9 @@ async def test_a_model_too_large_or_not_to_be_cut_is_refused() -> None:
     small = {"a": Told(described(), 4), "b": Told(described(), 4)}
     with pytest.raises(ModelTooLarge, match="short"):
         await ensure(small)
+    missing = {"a": Told(described(), 4), "b": Told(ModelNotFound("no files here"))}
+    with pytest.raises(ModelTooLarge, match="b is left out: no files here"):
+        await ensure(missing)
     uncuttable = described(cuts=frozenset(), uncuttable="layers share a KV cache")
     fits_one = {"a": Told(uncuttable, 16), "b": Told(uncuttable, 4)}
     assert (await ensure(fits_one)).node_ids == ("a",)
