@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from exo.download.progress import OnProgress, Progress
 from exo.errors import (
+    DiskFull,
     ExoError,
     ModelTooLarge,
     ModelUnsupported,
@@ -61,6 +62,7 @@ class _Making:
         self.task: asyncio.Task[RingPlan] | None = None
         self.make_room = False  # somebody waits for it: idle models may have to go
         self.reserved: dict[str, int] = {}  # bytes by node that its shards will take there
+        self.full: dict[str, DiskFull] = {}  # nodes whose disk does not hold their shard
 
     def on_progress(self, progress: Progress) -> None:
         for listener in list(self.listeners):
@@ -147,7 +149,7 @@ class Planner:
 
     async def _make(self, model_id: str, making: _Making) -> RingPlan:
         members, on_progress = self._members(), making.on_progress
-        prepared, left_out = await self._prepare(model_id, members, on_progress)
+        prepared, left_out = await self._prepare(model_id, members, making)
         try:
             plan = self._place(prepared, left_out)
         except (ModelTooLarge, ModelUnsupported) as error:
@@ -155,7 +157,7 @@ class Planner:
             if not making.make_room or not await self._make_room(others, prepared, members):
                 reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
                 raise type(error)(error.message + "".join(reasons)) from error
-            prepared, left_out = await self._prepare(model_id, members, on_progress)
+            prepared, left_out = await self._prepare(model_id, members, making)
             plan = self._place(prepared, left_out)
         old = self._current(model_id)
         if old is not None and old.same_placement(plan):
@@ -168,6 +170,9 @@ class Planner:
             await ring[plan.head_id].warm_up(plan)
         except ExoError as error:
             await self._tell(ring, "retire", plan.hash, f"it never served: {error.message}")
+            if isinstance(error, DiskFull) and making.full.keys() < members.keys():
+                logger.warning("plan of %s: %s; planning without it", model_id, error.message)
+                return await self._make(model_id, making)
             raise
         # To who is there now: a node that came while the plan was made must know of it too.
         await self._tell(members | self._members(), "publish", plan)
@@ -184,7 +189,11 @@ class Planner:
         """Every member its shard, whose memory no other plan is given meanwhile."""
 
         async def load(node_id: str, member: Member) -> None:
-            await member.load_shard(plan, making.on_progress)
+            try:
+                await member.load_shard(plan, making.on_progress)
+            except DiskFull as error:
+                making.full[node_id] = error
+                raise
             del making.reserved[node_id]  # from now on the node counts it itself
 
         for node_id in ring:
@@ -201,16 +210,17 @@ class Planner:
         return replace(found, memory_bytes=max(0, found.memory_bytes - taken))
 
     async def _prepare(
-        self, model_id: str, members: dict[str, Member], on_progress: OnProgress
+        self, model_id: str, members: dict[str, Member], making: _Making
     ) -> tuple[dict[str, Prepared], dict[str, str]]:
         """What each node says of the model, and why others cannot serve it."""
+        asked = {name: member for name, member in members.items() if name not in making.full}
         answers = await asyncio.gather(
-            *(member.prepare(model_id, on_progress) for member in members.values()),
+            *(member.prepare(model_id, making.on_progress) for member in asked.values()),
             return_exceptions=True,
         )
         prepared: dict[str, Prepared] = {}
-        errors: dict[str, ExoError] = {}
-        for node_id, answer in zip(members, answers, strict=True):
+        errors: dict[str, ExoError] = {**making.full}
+        for node_id, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Prepared):
                 prepared[node_id] = self._free(node_id, answer)
             elif isinstance(answer, ExoError):

@@ -10,6 +10,7 @@ import pytest
 
 from exo.download.progress import Progress
 from exo.errors import (
+    DiskFull,
     EngineFailed,
     ExoError,
     ModelNotFound,
@@ -137,6 +138,22 @@ async def test_a_member_lost_while_loading_means_another_try() -> None:
     assert plan.epoch == 2
     members["b"].fail_load = [PeerUnavailable("gone for good")] * 9
     with pytest.raises(PeerUnavailable, match="for good"):
+        await ensure(members)
+
+
+async def test_a_node_whose_disk_is_full_is_left_out() -> None:
+    members = {"a": Told(described()), "b": Told(described(), 32)}
+    members["b"].fail_load = [DiskFull("m needs 4 GB more of disk")]
+    plan = await ensure(members)
+    assert plan.node_ids == ("a",)
+    assert dict(plan.left_out) == {"b": "m needs 4 GB more of disk"}
+    for member in members.values():
+        member.fail_load = [DiskFull("no room anywhere")]
+    with pytest.raises(DiskFull, match="no room anywhere"):
+        await ensure(members)
+    members["a"].memory = members["b"].memory = 5 * GB
+    members["b"].fail_load = [DiskFull("no room here")]
+    with pytest.raises(ModelTooLarge, match="b is left out: no room here"):
         await ensure(members)
 
 
