@@ -107,7 +107,7 @@ async def logits(
         rows: Any = None
         for shard in shards:
             batch = ForwardBatch(parts, ids)
-            rows = await engine._run("compute", partial(engine.compute, shard, batch, rows))
+            rows = await engine._begin("compute", partial(engine.compute, shard, batch, rows))
         found.append(rows)
     await engine.close()
     return np.concatenate(found)
