@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from exo.api.json_body import json_with_model
-from exo.download.progress import Progress
+from exo.download.progress import unheard
 from exo.errors import InvalidRequest
 from exo.orchestration.benchmark import measure
 from exo.orchestration.node import StandardNode
@@ -29,7 +29,7 @@ class BenchRoutes:
         """{"model", "context", "tokens", "batch"} -> {"first_token_s", "decode_tok_s", "nodes"}."""
         body = await json_with_model(http)
         context, tokens, batch = (_count(body, name) for name in LIMITS)
-        timing = await measure(self._node, body["model"], context, tokens, batch, _unheard)
+        timing = await measure(self._node, body["model"], context, tokens, batch, unheard)
         plans = (plan for plan in self._node.plans if plan.model_id == body["model"])
         nodes = max((len(plan.members) for plan in plans), default=1)
         return web.json_response({**asdict(timing), "nodes": nodes})
@@ -40,7 +40,3 @@ def _count(body: dict[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LIMITS[name]:
         raise InvalidRequest(f"{name} is {value!r}; expected 1 to {LIMITS[name]}", param=name)
     return value
-
-
-def _unheard(progress: Progress) -> None:
-    """A benchmark's caller does not follow how a model is brought."""

@@ -20,7 +20,7 @@ from exo.api.chat import Answer, Chat, Piece
 from exo.api.chat_request import ChatDefaults, ChatRequest, parse_chat_request
 from exo.api.errors import error_body
 from exo.api.json_body import json_body
-from exo.download.progress import Progress
+from exo.download.progress import Progress, unheard
 from exo.errors import ExoError, ModelNotFound
 from exo.inference.sampling import SampledToken
 from exo.models.card import registry, resolve
@@ -54,7 +54,7 @@ class OpenAIRoutes:
         resolve(request.model)
         if request.stream:
             return await _Stream(http, request, self._chat).respond()
-        answer = await self._chat.answer(request, _unheard)
+        answer = await self._chat.answer(request, unheard)
         return web.json_response(await _whole(request, answer))
 
     async def models(self, http: web.Request) -> web.Response:
@@ -227,7 +227,3 @@ def _logprobs(
             for token in tokens
         ]
     }
-
-
-def _unheard(progress: Progress) -> None:
-    """A client that does not stream cannot be told how far things are."""

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from exo.download.progress import ENDS
+
+LINE_S = 5.0
+"""Between two lines on one download where there is no terminal to draw bars on."""
+
 
 def activity_line(item: dict[str, Any]) -> str:
     """An item of /v1/download/progress, like "b: downloading org/m, 35% of 4,700 MB, 52 MB/s, 59 s
@@ -19,4 +24,4 @@ def activity_line(item: dict[str, Any]) -> str:
 
 
 def is_under_way(item: dict[str, Any]) -> bool:
-    return item["phase"] not in ("ready", "failed", "cancelled")
+    return item["phase"] not in ENDS

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from exo.cli.client import node_at
 from exo.cli.settings import home
-from exo.download.progress import Progress
+from exo.download.progress import unheard
 from exo.download.store import ModelStore, default_sources
 from exo.errors import EngineFailed, PeerUnavailable, error_from_code
 from exo.inference.benchmark import (
@@ -131,10 +131,6 @@ def _bandwidth(
 async def _files(model: str) -> Path:
     models_dir = home() / "models"
     store = ModelStore(models_dir, default_sources(models_dir))
-
-    def unheard(progress: Progress) -> None:
-        """The spinner turns; a fetch of the default model takes seconds."""
-
     try:
         return await store.ensure(model, unheard)
     finally:

@@ -11,14 +11,11 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from exo.cli.activity_line import activity_line
+from exo.cli.activity_line import LINE_S, activity_line
 from exo.cli.running_node import run_until_signal, some_node
 from exo.errors import error_from_code
 from exo.models.card import default_model, resolve
 from exo.tasks import TaskOwner
-
-_LINE_S = 5.0
-"""Between two lines where there is no terminal to draw bars on."""
 
 _SMALL = 1 << 20
 """Bytes below which a file gets no bar of its own: it would be gone before it is read."""
@@ -96,7 +93,7 @@ class DownloadView:
         self._last[node] = event
         if self._is_terminal:
             self._draw(event)
-        elif time.monotonic() - self._line_at > _LINE_S:
+        elif time.monotonic() - self._line_at > LINE_S:
             self._line_at = time.monotonic()
             tqdm.write(activity_line(event), file=sys.stderr)
 

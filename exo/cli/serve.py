@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from rich.console import Console
 from rich.live import Live
 
-from exo.cli.activity_line import activity_line, is_under_way
+from exo.cli.activity_line import LINE_S, activity_line, is_under_way
 from exo.cli.running_node import run_until_signal, running_node
 from exo.cli.screen import activity_shown, node_screen, plain_lines
 from exo.orchestration.node import StandardNode
@@ -19,9 +19,6 @@ from exo.orchestration.preload import preload_most_used
 from exo.tasks import TaskOwner
 
 _REFRESH_S = 0.2
-
-_LINE_S = 5.0
-"""Between two lines on one download where there is no terminal."""
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -66,7 +63,7 @@ async def _print_changes(node: StandardNode) -> None:
         for item in activity_shown(node):
             key, now = (item["node_id"], item["model"]), time.monotonic()
             phase, at = said.get(key, ("", 0.0))
-            if item["phase"] != phase or (is_under_way(item) and now - at > _LINE_S):
+            if item["phase"] != phase or (is_under_way(item) and now - at > LINE_S):
                 said[key] = (item["phase"], now)
                 print(activity_line(item), flush=True)  # noqa: T201
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+ENDS = ("ready", "failed", "cancelled")
+"""Phases after which nothing more comes."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -44,3 +47,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def unheard(progress: Progress) -> None:
+    """For work whose progress nobody waits to hear of."""

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exo.download.progress import Progress
+from exo.download.progress import ENDS, Progress
 
 WINDOW_S = 3.0
 """The current speed is that of the last few seconds."""
 
 SHOWN_S = 30.0
 """How long others hear of what has ended."""
-
-ENDS = ("ready", "failed", "cancelled")
 
 
 @dataclass

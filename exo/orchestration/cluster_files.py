@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Protocol
 
-from exo.download.progress import OnProgress, Progress
+from exo.download.progress import OnProgress, unheard
 from exo.errors import ExoError, InvalidRequest, Overloaded
 from exo.networking.messages import HeldModel, Prepared
 from exo.orchestration.model_files import ModelFiles
@@ -50,7 +50,7 @@ class ClusterFiles:
         members = self._members()
         if not everywhere:
             members = {self._node_id: members[self._node_id]}
-        calls = (member.prepare(model_id, _unheard, renew=True) for member in members.values())
+        calls = (member.prepare(model_id, unheard, renew=True) for member in members.values())
         ends: dict[str, ExoError | None] = {}
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         for node_id, outcome in zip(members, outcomes, strict=True):
@@ -66,7 +66,7 @@ class ClusterFiles:
             InvalidRequest: there is no such part.
             ExoError: what `ModelFiles.describe` raises.
         """
-        _, description = await self._files.describe(model_id, _unheard)
+        path, description = await self._files.describe(model_id, unheard)
         if not 1 <= part <= parts <= description.n_layers:
             raise InvalidRequest(
                 f"shard {part}/{parts}: expected 1/n to n/n with n at most the "
@@ -75,7 +75,7 @@ class ClusterFiles:
             )
         bounds = [0, *accumulate(largest_remainder([1] * parts, description.n_layers))]
         shard = Shard(model_id, bounds[part - 1], bounds[part], description.n_layers)
-        await self._files.bring_shard(shard, _unheard)
+        await self._files.bring_shard(shard, path, unheard)
 
     async def held(self) -> dict[str, list[HeldModel]]:
         """Models whose files, or some of them, are on each live node that answers."""
@@ -105,7 +105,3 @@ class ClusterFiles:
                 f"{model_id} is loaded on node {self._node_id}; stop the node to remove it"
             )
         return await self._files.remove(model_id)
-
-
-def _unheard(progress: Progress) -> None:
-    """Who watches is told by the activity."""

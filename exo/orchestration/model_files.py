@@ -57,9 +57,9 @@ class ModelFiles:
         self._described[model_id] = path, described
         return described
 
-    async def bring_shard(self, shard: Shard, on_progress: OnProgress) -> Path:
-        """A folder with what a shard reads, brought here first if need be. Raises as `describe`."""
-        path, _ = await self.describe(shard.model_id, on_progress)
+    async def bring_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> Path:
+        """A folder with what a shard reads, brought here first if the one that `describe` gave has
+        not all of it. Raises as `describe`."""
         if not await asyncio.to_thread(absent_weights, path):
             return path
         weights = await self._engine.needed_weights(shard, path)

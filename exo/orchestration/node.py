@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from exo.download.progress import OnProgress, Progress
+from exo.download.progress import OnProgress, Progress, unheard
 from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
 from exo.errors import (
@@ -204,7 +204,7 @@ class StandardNode(NodeHandler):
 
     async def _have_described(self, member: Member, model_id: str) -> None:
         try:
-            await member.prepare(model_id, _unheard)
+            await member.prepare(model_id, unheard)
         except ExoError as error:
             # The planner asks again, and says so to who waits.
             logger.info("%s is not described everywhere: %s", model_id, error.message)
@@ -313,7 +313,7 @@ class StandardNode(NodeHandler):
                 f"{self.config.node_id} serves epoch {published.epoch}"
             )
         self.plans.saw_epoch(plan.epoch)
-        _, description = await self.files.describe(plan.model_id, on_progress)
+        path, description = await self.files.describe(plan.model_id, on_progress)
         if description.checkpoint != plan.checkpoint:
             raise PlanMismatch(
                 f"plan {plan.hash} is for files {plan.checkpoint} of {plan.model_id}; node "
@@ -325,7 +325,7 @@ class StandardNode(NodeHandler):
             on_progress(progress)
 
         shard = plan.shard_of(self.config.node_id)
-        path = await self.files.bring_shard(shard, on_progress)
+        path = await self.files.bring_shard(shard, path, on_progress)
         try:
             await self.rings.join(plan, description, path, heard)
         except ExoError as error:
@@ -469,7 +469,7 @@ class StandardNode(NodeHandler):
                 if self.topology().planner_id != self.config.node_id:
                     break
                 try:
-                    await self._planner.ensure(model_id, _unheard, renew=True)
+                    await self._planner.ensure(model_id, unheard, renew=True)
                 except (PeerUnavailable, PlanMismatch, StepTimeout) as error:
                     logger.warning("no new plan of %s yet: %s", model_id, error.message)
                     asyncio.get_running_loop().call_later(REPLAN_S, self._members_changed.set)
@@ -500,7 +500,3 @@ class StandardNode(NodeHandler):
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _unheard(progress: Progress) -> None:
-    """Nobody waits for a plan that is made ahead of requests."""

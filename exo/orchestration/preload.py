@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from exo.download.progress import Progress
+from exo.download.progress import unheard
 from exo.errors import ExoError, ModelTooLarge
 from exo.orchestration.node import StandardNode
 
@@ -36,7 +36,7 @@ async def preload_most_used(node: StandardNode) -> None:
 async def _is_too_large(node: StandardNode, model_id: str) -> bool:
     try:
         if node.plans.of(model_id) is None and await node.files.are_here(model_id):
-            await node.ensure_plan(model_id, "", _unheard, make_room=False)
+            await node.ensure_plan(model_id, "", unheard, make_room=False)
     except ModelTooLarge as error:
         logger.info("%s is not loaded beforehand yet: %s", model_id, error.message)
         return True
@@ -51,7 +51,3 @@ async def _quiet(node: StandardNode) -> None:
         while True:
             async with asyncio.timeout(QUIET_S):
                 await node.wait_for_members_other_than(set(node.membership.alive))
-
-
-def _unheard(progress: Progress) -> None:
-    """Nobody waits for it."""
