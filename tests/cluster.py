@@ -29,6 +29,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def two_free_ports() -> int:
+    """The first of two that follow each other."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port + 1))
+            return port
+
+
 async def until(condition: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
     """Wait until `condition` (a coroutine function or a function) is true; its value."""
     deadline = time.monotonic() + timeout_s
@@ -66,8 +75,12 @@ class ExoProcess:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
-    node_port: int = field(default_factory=free_port)
+    node_port: int = field(default_factory=two_free_ports)
     api_port: int = field(default_factory=free_port)
+
+    @property
+    def ring_port(self) -> int:
+        return self.node_port + 1
 
     @property
     def url(self) -> str:

@@ -142,7 +142,10 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     )
     net.add_argument("--node-host", default="", help="address to listen on for nodes")
     net.add_argument(
-        "--node-port", type=int, default=0, help="port for nodes (default: a free one)"
+        "--node-port",
+        type=int,
+        default=0,
+        help="port for nodes; the next one is for rings (default: free ones)",
     )
     net.add_argument(
         "--listen-port",

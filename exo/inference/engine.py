@@ -137,19 +137,40 @@ class InferenceEngine(ABC):
         return await self.begin_forward(shard, batch, hidden_states)
 
     def begin_forward(
-        self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
+        self,
+        shard: Shard,
+        batch: ForwardBatch,
+        hidden_states: npt.NDArray[Any] | None,
+        on_done: Callable[[StepOutput], None] | None = None,
     ) -> asyncio.Future[StepOutput]:
-        """The same, to be awaited later: what was begun first is done first. Raises EngineFailed at
-        once if the engine is closed."""
-        return self._begin("forward", partial(self._step, shard, batch, hidden_states))
+        """The same, to be awaited later: what was begun first is done first. `on_done` gets the
+        output on the engine's thread, without waiting for the event loop's; what it raises is
+        raised by the future. Raises EngineFailed at once if the engine is closed."""
+
+        def forward() -> StepOutput:
+            output = self._step(shard, batch, hidden_states)
+            if on_done is not None:
+                on_done(output)
+            return output
+
+        return self._begin("forward", forward)
 
     async def release(self, sequence_ids: Iterable[str]) -> None:
         """Free the KV cache of sequences; unknown ones are fine."""
         await self.begin_release(sequence_ids)
 
-    def begin_release(self, sequence_ids: Iterable[str]) -> asyncio.Future[None]:
-        """The same, to be awaited later: after what was begun before it."""
-        return self._begin("release", partial(self._release, tuple(sequence_ids)))
+    def begin_release(
+        self, sequence_ids: Iterable[str], on_done: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
+        """The same, to be awaited later: after what was begun before it. `on_done` is called on the
+        engine's thread."""
+
+        def release() -> None:
+            self._release(tuple(sequence_ids))
+            if on_done is not None:
+                on_done()
+
+        return self._begin("release", release)
 
     async def close(self) -> None:
         """Free everything. The thread ends once the step it is in has ended."""

@@ -22,7 +22,7 @@ from exo.networking.tensor_codec import decode_tensor, encode_tensor
 from exo.shard import RingMember, RingPlan, Shard
 from exo.topology.capabilities import DeviceCapabilities
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever nodes of two versions could misunderstand each other."""
 
 
@@ -347,7 +347,7 @@ def frame_to_pb(plan_hash: str, frame: Frame) -> pb.RingFrame:
             )
             for part in frame.batch.slices
         ],
-        token_ids=frame.batch.token_ids.tolist(),
+        token_ids=frame.batch.token_ids.astype("<i4", copy=False).tobytes(),
         hidden_states=encode_tensor(frame.hidden_states)
         if frame.hidden_states is not None
         else None,
@@ -390,9 +390,11 @@ def frame_from_pb(message: pb.RingFrame) -> Frame:
 
 
 def _token_ids(step: pb.Step) -> npt.NDArray[np.int32]:
-    if any(token >= 2**31 for token in step.token_ids):
-        raise InvalidFrame("a token id does not fit 31 bits")
-    return np.array(step.token_ids, dtype=np.int32)
+    if len(step.token_ids) % 4:
+        raise InvalidFrame(f"token ids of {len(step.token_ids)} bytes; expected 4 for each")
+    if max(step.token_ids[3::4], default=0) > 0x7F:
+        raise InvalidFrame("a token id is negative")
+    return np.frombuffer(step.token_ids, dtype="<i4")
 
 
 def failure_to_pb(failure: StepFailure) -> pb.StepFailure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -12,18 +13,18 @@ import grpc
 import grpc.aio
 
 from exo.download.progress import OnProgress, Progress
-from exo.errors import ExoError, InvalidFrame, PeerUnavailable
+from exo.errors import InvalidFrame, PeerUnavailable
 from exo.networking import messages
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
 from exo.networking.messages import (
-    Frame,
     GenerationEvent,
     GenerationRequest,
     HeldModel,
     Prepared,
     StepFailure,
 )
+from exo.networking.ring_stream import RingStream
 from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, until_silent
 from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities
@@ -65,12 +66,16 @@ class PeerHandle:
         self.node_id = ""
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._stub = NodeServiceStub(self._channel)
+        self._ring_port = 0
+        self._streams: weakref.WeakSet[RingStream] = weakref.WeakSet()
 
     @property
     def _name(self) -> str:
         return f"{self.node_id or 'peer'} at {self.address}"
 
     async def close(self) -> None:
+        for stream in list(self._streams):
+            stream.cancel()
         await self._channel.close(grace=None)
 
     async def hello(self, request: pb.HelloRequest) -> PeerIdentity:
@@ -87,7 +92,7 @@ class PeerHandle:
                 f"{self._name} speaks protocol {reply.protocol}, this node {messages.PROTOCOL}: "
                 "run the same version of exo on all nodes"
             )
-        self.node_id = reply.node_id
+        self.node_id, self._ring_port = reply.node_id, reply.ring_port
         return PeerIdentity(
             reply.node_id,
             reply.instance_id,
@@ -241,47 +246,15 @@ class PeerHandle:
                 call.cancel()
 
     async def open_ring(self, plan_hash: str) -> RingStream:
-        """The kept-open stream of ring frames to this peer."""
-        with errors_of(self._name):
-            call = self._stub.Ring(metadata=(("exo-plan", plan_hash),))
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                await call.wait_for_connection()
-        return RingStream(self._name, plan_hash, call)
+        """The kept-open stream of ring frames to this peer, which a hello has asked.
 
-
-class RingStream:
-    """Frames to the next member of a ring, in order."""
-
-    def __init__(self, peer: str, plan_hash: str, call: grpc.aio.StreamUnaryCall) -> None:
-        self._peer = peer
-        self._plan_hash = plan_hash
-        self._call = call
-
-    async def send(self, frame: Frame) -> None:
-        """Raises InvalidFrame if the frame cannot be encoded, PeerUnavailable if the stream is
-        cut, or the error with which the peer refused an earlier frame."""
-        message = messages.frame_to_pb(self._plan_hash, frame)
-        # asyncio.timeout would take a tenth of a hop's time.
-        late = asyncio.get_running_loop().call_later(CALL_TIMEOUT_S, self._call.cancel)
-        try:
-            with errors_of(self._peer):
-                await self._call.write(message)
-        except PeerUnavailable as error:
-            raise await self.closed() from error
-        finally:
-            late.cancel()
-
-    async def closed(self) -> ExoError:
-        """Wait until the stream ends, which it never should; why it did."""
-        try:
-            with errors_of(self._peer):
-                await self._call
-        except ExoError as error:
-            return error
-        return PeerUnavailable(f"the ring stream to {self._peer} was closed")
-
-    def cancel(self) -> None:
-        self._call.cancel()
+        Raises:
+            PeerUnavailable: it cannot be reached.
+        """
+        host = self.address.rpartition(":")[0].strip("[]")
+        stream = await RingStream.open(self._name, host, self._ring_port, plan_hash)
+        self._streams.add(stream)
+        return stream
 
 
 async def _exchange(call: grpc.aio.StreamStreamCall, counter: int, beat: Beat) -> object:

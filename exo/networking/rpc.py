@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -39,9 +39,17 @@ OPTIONS = [
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ExoError) -> None:
     """End a call with an exo error; the client raises the same class again."""
-    metadata = ((_CODE, error.code), (_PARAM, error.param or ""))
+    status, details, metadata = status_of(error)
+    await context.abort(status, details, metadata)
+
+
+def status_of(
+    error: ExoError,
+) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """How an error ends a call: status, details, trailing metadata."""
     status = getattr(grpc.StatusCode, error.grpc_status)
-    await context.abort(status, error.message[:_MAX_DETAILS], metadata)
+    metadata = ((_CODE, error.code), (_PARAM, error.param or ""))
+    return status, error.message[:_MAX_DETAILS], metadata
 
 
 @contextlib.contextmanager
@@ -64,13 +72,17 @@ def errors_of(peer: str) -> Iterator[None]:
 
 def from_rpc_error(peer: str, error: grpc.aio.AioRpcError) -> ExoError:
     """A failed call's status as an exo error."""
-    metadata = dict(error.trailing_metadata() or ())
-    details = error.details() or ""
+    metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+    return from_status(peer, error.code().name, error.details() or "", metadata)
+
+
+def from_status(peer: str, status: str, details: str, metadata: Mapping[str, str]) -> ExoError:
+    """The error that `status_of` was told, or what fits a status that gRPC itself set."""
     if _CODE in metadata:
-        return error_from_code(str(metadata[_CODE]), details, str(metadata.get(_PARAM)) or None)
-    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return error_from_code(metadata[_CODE], details, metadata.get(_PARAM) or None)
+    if status == grpc.StatusCode.DEADLINE_EXCEEDED.name:
         return StepTimeout(f"node {peer} did not answer in time")
-    return PeerUnavailable(f"node {peer} is gone: {error.code().name.lower()}: {details}")
+    return PeerUnavailable(f"node {peer} is gone: {status.lower()}: {details}")
 
 
 async def until_silent(

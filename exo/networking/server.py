@@ -17,7 +17,7 @@ import grpc.aio
 from exo.download.progress import OnProgress, Progress
 from exo.download.relay import listing_for_peer, relayed
 from exo.download.sharing import Sharing
-from exo.errors import ExoError, InvalidFrame
+from exo.errors import ExoError
 from exo.networking import messages
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
@@ -33,6 +33,7 @@ from exo.networking.messages import (
     StepFailure,
 )
 from exo.networking.peer_handle import Beat, beat_from_pb, beat_to_pb
+from exo.networking.ring_server import RingServer
 from exo.networking.rpc import OPTIONS, PULSE_S, abort
 from exo.shard import RingPlan
 from exo.tasks import with_pulse
@@ -106,9 +107,11 @@ class _Done(Generic[Result]):
 
 
 class NodeServer:
-    """Listens on the given hosts, all on one port."""
+    """Listens on the given hosts: all calls on one port, the streams of rings on another."""
 
     def __init__(self, handler: NodeHandler) -> None:
+        self._rings = RingServer(handler.on_frame)
+        self.ring_port = 0
         self._server = grpc.aio.server(options=OPTIONS)
         servicer = _Servicer(handler)
         add_NodeServiceServicer_to_server(servicer, self._server)
@@ -119,11 +122,13 @@ class NodeServer:
         self._server.add_registered_method_handlers("exo.NodeService", {"ReadFile": read_file})
 
     async def start(self, hosts: list[str], port: int) -> int:
-        """Listen; port 0 picks a free one. Returns the port.
+        """Listen; port 0 picks free ones, any other is followed by the one for rings. Returns the
+        port.
 
         Raises:
             OSError: the port is taken.
         """
+        self.ring_port = await self._listen_for_rings(hosts, port + 1 if port else 0)
         for host in hosts:
             try:
                 port = self._server.add_insecure_port(f"{host}:{port}")
@@ -132,7 +137,23 @@ class NodeServer:
         await self._server.start()
         return port
 
+    async def _listen_for_rings(self, hosts: list[str], port: int) -> int:
+        try:
+            return await self._rings.start(hosts, port)
+        except OSError as error:
+            if port == 0:
+                raise
+            found = await self._rings.start(hosts, 0)
+            logger.warning(
+                "rings use port %d, because %d is taken (%s): a firewall has to let it through",
+                found,
+                port,
+                error,
+            )
+            return found
+
     async def stop(self) -> None:
+        await self._rings.stop()
         await self._server.stop(grace=0.2)
 
 
@@ -269,20 +290,6 @@ class _Servicer(NodeServiceServicer):
                 yield piece
         except ExoError as error:
             await abort(context, error)
-
-    async def Ring(self, requests: AsyncIterator[pb.RingFrame], context: Context) -> pb.Ack:
-        expected = _metadata(context, "exo-plan")
-
-        async def receive() -> pb.Ack:
-            async for message in requests:
-                if message.plan_hash != expected:
-                    raise InvalidFrame(
-                        f"a frame of plan {message.plan_hash!r} came on the stream of {expected!r}"
-                    )
-                self._handler.on_frame(expected, messages.frame_from_pb(message))
-            return pb.Ack()
-
-        return await _answer(context, receive())
 
     async def ReportFailure(self, request: pb.StepFailure, context: Context) -> pb.Ack:
         self._handler.on_failure(messages.failure_from_pb(request))

@@ -417,6 +417,7 @@ class StandardNode(NodeHandler):
             api_url=self.api_url,
             capabilities=messages.capabilities_to_pb(self._own_capabilities()),
             plans=map(messages.plan_to_pb, self.plans),
+            ring_port=self._server.ring_port,
         )
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
 from exo.inference.engine import InferenceEngine, StepOutput
 from exo.networking.messages import Frame, Release, Step, StepFailure, StepResult
-from exo.networking.peer_handle import PeerHandle, RingStream
+from exo.networking.ring_stream import RingStream
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 
@@ -19,29 +20,6 @@ logger = logging.getLogger(__name__)
 _Begun = tuple[Step | Release, "asyncio.Future[Any]"]
 
 Report = Callable[[StepFailure], Awaitable[None]]
-
-
-class RingLink:
-    """The kept-open stream from this member of a plan to the next."""
-
-    def __init__(self, stream: RingStream) -> None:
-        self._stream = stream
-
-    @classmethod
-    async def open(cls, plan: RingPlan, peer: PeerHandle) -> RingLink:
-        """Raises PeerUnavailable if the next member cannot be reached."""
-        return cls(await peer.open_ring(plan.hash))
-
-    async def send(self, frame: Frame) -> None:
-        """Raises what `RingStream.send` raises."""
-        await self._stream.send(frame)
-
-    async def broken(self) -> ExoError:
-        """Waits until the stream ends; why it did."""
-        return await self._stream.closed()
-
-    def close(self) -> None:
-        self._stream.cancel()
 
 
 class Rank:
@@ -56,7 +34,7 @@ class Rank:
         plan: RingPlan,
         node_id: str,
         engine: InferenceEngine,
-        link: RingLink | None,
+        link: RingStream | None,
         deliver: Callable[[StepResult], None],
         report: Report,
     ) -> None:
@@ -103,14 +81,16 @@ class Rank:
             self._begin_step(frame)
         else:
             self._live.difference_update(frame.sequence_ids)
-            released = self._engine.begin_release(frame.sequence_ids)
+            on_done = None if self.shard.is_last else partial(self._send, frame)
+            released = self._engine.begin_release(frame.sequence_ids, on_done)
             self._begun.put_nowait((frame, released))
 
     def _begin_step(self, step: Step) -> None:
         logger.debug(
             "%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids)
         )
-        output = self._engine.begin_forward(self.shard, step.batch, step.hidden_states)
+        on_done = None if self._link is None else partial(self._send_on, step)
+        output = self._engine.begin_forward(self.shard, step.batch, step.hidden_states, on_done)
         self._begun.put_nowait((step, output))
 
     async def close(self) -> None:
@@ -118,7 +98,7 @@ class Rank:
         self._closed = True
         await self._tasks.close()
         if self._link is not None:
-            self._link.close()
+            self._link.cancel()
         while not self._begun.empty():
             _forget(self._begun.get_nowait()[1])
         await self._engine.release(self._live)
@@ -136,12 +116,8 @@ class Rank:
     async def _finish_step(self, step: Step, outcome: asyncio.Future[Any]) -> None:
         try:
             output: StepOutput = await outcome
-            if not self.shard.is_last:
-                await self._send(Step(step.number, step.batch, output.hidden_states))
-            elif self._link is None:
+            if self._link is None:
                 self._deliver(StepResult(step.number, output.tokens))
-            else:
-                await self._send(StepResult(step.number, output.tokens))
         except ExoError as error:
             # A broken link is reported once, by its watcher.
             await self._fail(step.number, error)
@@ -153,18 +129,23 @@ class Rank:
     async def _finish_release(self, release: Release, outcome: asyncio.Future[Any]) -> None:
         try:
             await outcome
-            if not self.shard.is_last:
-                await self._send(release)
         except ExoError as error:
             # Nobody waits for a release; a cache that is left goes with the plan.
             logger.warning("%s on %s: release: %s", self.shard, self._node_id, error.message)
 
-    async def _send(self, frame: Frame) -> None:
-        assert self._link is not None
-        await self._link.send(frame)
+    def _send_on(self, step: Step, output: StepOutput) -> None:
+        """What the engine's thread does next: no wake-up of the loop lies in a token's way."""
+        if self.shard.is_last:
+            self._send(StepResult(step.number, output.tokens))
+        else:
+            self._send(Step(step.number, step.batch, output.hidden_states))
 
-    async def _watch(self, link: RingLink) -> None:
-        error = await link.broken()
+    def _send(self, frame: Frame) -> None:
+        assert self._link is not None
+        self._link.send(frame)
+
+    async def _watch(self, link: RingStream) -> None:
+        error = await link.closed()
         next_id = self.plan.next_after(self._node_id)
         broken = PeerUnavailable(
             f"the ring of {self.plan.model_id} broke between {self._node_id} and {next_id}: "

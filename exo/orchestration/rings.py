@@ -20,7 +20,7 @@ from exo.networking.messages import (
     StepResult,
 )
 from exo.networking.peer_handle import PeerHandle
-from exo.orchestration.ring import Rank, RingLink
+from exo.orchestration.ring import Rank
 from exo.orchestration.scheduler import Scheduler
 from exo.shard import RingPlan, Shard
 from exo.tasks import TaskOwner
@@ -108,7 +108,7 @@ class Rings:
         link = None
         if len(plan.members) > 1:
             next_id = plan.next_after(self._node_id)
-            link = await RingLink.open(plan, self._handle_of(next_id))
+            link = await self._handle_of(next_id).open_ring(plan.hash)
         rank = Rank(plan, self._node_id, self._engine, link, self._deliver(plan), self._report)
         self._ranks[plan.hash] = rank
         rank.start()

@@ -18,7 +18,7 @@ import pytest
 from cluster import Cluster, ExoProcess, until
 
 from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
+from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub, RingServiceStub
 from exo.networking.messages import PROTOCOL
 
 ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
@@ -26,34 +26,34 @@ ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
 # --- ways to be a bad peer on a raw connection -------------------------------------------------
 
 
-def connect(node: ExoProcess) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", node.node_port), timeout=5)
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
-def fin(node: ExoProcess) -> None:
-    connect(node).close()
+def fin(port: int) -> None:
+    connect(port).close()
 
 
-def rst(node: ExoProcess) -> None:
-    with connect(node) as s:
+def rst(port: int) -> None:
+    with connect(port) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def http_get(node: ExoProcess) -> None:
-    with connect(node) as s:
+def http_get(port: int) -> None:
+    with connect(port) as s:
         s.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         _read_some(s)
 
 
-def tls_hello(node: ExoProcess) -> None:
+def tls_hello(port: int) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with connect(node) as s, pytest.raises((ssl.SSLError, OSError)):
+    with connect(port) as s, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(s)
 
 
-def noise(node: ExoProcess) -> None:
-    with connect(node) as s:
+def noise(port: int) -> None:
+    with connect(port) as s:
         try:
             s.sendall(os.urandom(2**20))
             _read_some(s)
@@ -61,8 +61,8 @@ def noise(node: ExoProcess) -> None:
             pass  # refused in the middle of it
 
 
-def lying_length(node: ExoProcess) -> None:
-    with connect(node) as s:
+def lying_length(port: int) -> None:
+    with connect(port) as s:
         # HTTP/2's preface, then a frame that says it is 16 MiB and is not.
         s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01abc")
         _read_some(s)
@@ -155,9 +155,10 @@ async def settled(c: Cluster) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("way", RAW)
-async def test_on_a_bare_connection(ring: Cluster, way: Callable[[ExoProcess], None]) -> None:
+async def test_on_a_bare_connection(ring: Cluster, way: Callable[[int], None]) -> None:
     async def misbehave(node: ExoProcess) -> None:
-        await asyncio.to_thread(way, node)
+        for port in (node.node_port, node.ring_port):
+            await asyncio.to_thread(way, port)
 
     await unharmed(ring, misbehave)
 
@@ -166,17 +167,20 @@ async def test_on_a_bare_connection(ring: Cluster, way: Callable[[ExoProcess], N
 
 
 class Liar:
-    """A raw client of one node's gRPC port."""
+    """A raw client of one node's gRPC ports."""
 
     def __init__(self, node: ExoProcess) -> None:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{node.node_port}")
+        self.ring_channel = grpc.aio.insecure_channel(f"127.0.0.1:{node.ring_port}")
         self.stub = NodeServiceStub(self.channel)
+        self.ring_stub = RingServiceStub(self.ring_channel)
 
     async def __aenter__(self) -> Liar:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.channel.close()
+        await self.ring_channel.close()
 
 
 def hello_request(**changes: object) -> pb.HelloRequest:
@@ -252,12 +256,13 @@ async def lying_frames(node: ExoProcess) -> None:
         (plan, _step(plan, slices, [1], tensor)),
         (plan, _step(plan, slices, [1, 2], pb.Tensor(dtype="float32", shape=[2, 9], data=b"x"))),
         (plan, _step(plan, slices, [1, 2], pb.Tensor(dtype="object", shape=[1], data=b"12345678"))),
-        (plan, _step(plan, slices, [1, 2**31], tensor)),
+        (plan, _step(plan, slices, [1, 2], tensor, token_ids=b"12345")),
+        (plan, _step(plan, slices, [1, -2], tensor)),
         (plan, _step(plan, slices, [1, 2], tensor, number=0)),
     ]
     for stream_plan, frame in frames:
         async with Liar(node) as liar:
-            call = liar.stub.Ring(metadata=(("exo-plan", stream_plan),))
+            call = liar.ring_stub.Frames(metadata=(("exo-plan", stream_plan),))
             await call.write(frame)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
@@ -268,9 +273,16 @@ async def lying_frames(node: ExoProcess) -> None:
 
 
 def _step(
-    plan: str, slices: list[pb.Slice], tokens: list[int], tensor: pb.Tensor, number: int = 10**9
+    plan: str,
+    slices: list[pb.Slice],
+    tokens: list[int],
+    tensor: pb.Tensor,
+    number: int = 10**9,
+    token_ids: bytes | None = None,
 ) -> pb.RingFrame:
-    step = pb.Step(number=number, slices=slices, token_ids=tokens, hidden_states=tensor)
+    if token_ids is None:
+        token_ids = struct.pack(f"<{len(tokens)}i", *tokens)
+    step = pb.Step(number=number, slices=slices, token_ids=token_ids, hidden_states=tensor)
     return pb.RingFrame(plan_hash=plan, step=step)
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import ApiError, Cluster, ExoProcess, cluster, until
+from cluster import ApiError, Cluster, cluster, until
 
 # Memory makes the ring's order; `api` is too small for a layer, so it only serves clients.
 ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
@@ -99,16 +99,17 @@ async def test_any_node_may_die_at_any_moment(
             assert all(node.lives for node in c.nodes.values())
 
 
-def reset_connections(node: ExoProcess) -> None:
-    """RST on every connection other nodes have to this one (`ss -K`: SOCK_DESTROY)."""
-    command = ["ss", "-K", "-t", "dst", "127.0.0.1", "dport", "=", str(node.node_port)]
-    subprocess.run(command, check=True, capture_output=True)
+def reset_connections(*ports: int) -> None:
+    """RST on every connection that others have to these ports (`ss -K`: SOCK_DESTROY)."""
+    for port in ports:
+        command = ["ss", "-K", "-t", "dst", "127.0.0.1", "dport", "=", str(port)]
+        subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.mark.skipif(
     shutil.which("ss") is None or os.geteuid() != 0, reason="needs root and iproute2"
 )
-@pytest.mark.parametrize("phase", ["load", "prefill", "decode", "idle"])
+@pytest.mark.parametrize("phase", ["load", "prefill", "decode", "idle", "ring"])
 async def test_reset_connections_end_a_session_not_a_node(phase: str, tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for role in ROLES:
@@ -125,7 +126,11 @@ async def test_reset_connections_end_a_session_not_a_node(phase: str, tmp_path: 
             if phase != "idle":
                 asked = asyncio.create_task(ask(c, "api", phase))
                 await reach(c, phase, asked)
-            reset_connections(c.nodes[victim])
+            node = c.nodes[victim]
+            if phase == "ring":
+                reset_connections(node.ring_port)
+            else:
+                reset_connections(node.node_port, node.ring_port)
             if asked is not None:
                 try:
                     await asyncio.wait_for(asked, 20 if phase == "load" else 2 * IN_TIME_S)

@@ -167,10 +167,13 @@ class HelloReply(_message.Message):
     API_URL_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     PLANS_FIELD_NUMBER: _builtins.int
+    RING_PORT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     node_id: _builtins.str
     instance_id: _builtins.str
     api_url: _builtins.str
+    ring_port: _builtins.int
+    """of RingService"""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities: ...
     @_builtins.property
@@ -186,10 +189,11 @@ class HelloReply(_message.Message):
         api_url: _builtins.str = ...,
         capabilities: Global___Capabilities | None = ...,
         plans: _abc.Iterable[Global___Plan] | None = ...,
+        ring_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_url", b"api_url", "capabilities", b"capabilities", "instance_id", b"instance_id", "node_id", b"node_id", "plans", b"plans", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_url", b"api_url", "capabilities", b"capabilities", "instance_id", b"instance_id", "node_id", b"node_id", "plans", b"plans", "protocol", b"protocol", "ring_port", b"ring_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -972,10 +976,10 @@ class Step(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    token_ids: _builtins.bytes
+    """int32, little endian"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]: ...
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def hidden_states(self) -> Global___Tensor:
         """absent on the way to the first shard"""
@@ -985,7 +989,7 @@ class Step(_message.Message):
         *,
         number: _builtins.int = ...,
         slices: _abc.Iterable[Global___Slice] | None = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _builtins.bytes = ...,
         hidden_states: Global___Tensor | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hidden_states", b"hidden_states"]  # noqa: Y015

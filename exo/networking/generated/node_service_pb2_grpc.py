@@ -109,11 +109,6 @@ class NodeServiceStub:
                 request_serializer=node__service__pb2.ListRepoRequest.SerializeToString,
                 response_deserializer=node__service__pb2.ListRepoReply.FromString,
                 _registered_method=True)
-        self.Ring = channel.stream_unary(
-                '/exo.NodeService/Ring',
-                request_serializer=node__service__pb2.RingFrame.SerializeToString,
-                response_deserializer=node__service__pb2.Ack.FromString,
-                _registered_method=True)
         self.ReportFailure = channel.unary_unary(
                 '/exo.NodeService/ReportFailure',
                 request_serializer=node__service__pb2.StepFailure.SerializeToString,
@@ -235,13 +230,6 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Ring(self, request_iterator, context):
-        """The hop: kept open from each member of a plan to the next, and from the tail to the head.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ReportFailure(self, request, context):
         """A member tells the head of its ring that a step failed there.
         """
@@ -333,11 +321,6 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.ListRepo,
                     request_deserializer=node__service__pb2.ListRepoRequest.FromString,
                     response_serializer=node__service__pb2.ListRepoReply.SerializeToString,
-            ),
-            'Ring': grpc.stream_unary_rpc_method_handler(
-                    servicer.Ring,
-                    request_deserializer=node__service__pb2.RingFrame.FromString,
-                    response_serializer=node__service__pb2.Ack.SerializeToString,
             ),
             'ReportFailure': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportFailure,
@@ -766,33 +749,6 @@ class NodeService:
             _registered_method=True)
 
     @staticmethod
-    def Ring(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/exo.NodeService/Ring',
-            node__service__pb2.RingFrame.SerializeToString,
-            node__service__pb2.Ack.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ReportFailure(request,
             target,
             options=(),
@@ -836,6 +792,83 @@ class NodeService:
             '/exo.NodeService/Generate',
             node__service__pb2.GenerateRequest.SerializeToString,
             node__service__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class RingServiceStub:
+    """On a port of its own, which Hello tells: see docs/decisions/008.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Frames = channel.stream_unary(
+                '/exo.RingService/Frames',
+                request_serializer=node__service__pb2.RingFrame.SerializeToString,
+                response_deserializer=node__service__pb2.Ack.FromString,
+                _registered_method=True)
+
+
+class RingServiceServicer:
+    """On a port of its own, which Hello tells: see docs/decisions/008.
+    """
+
+    def Frames(self, request_iterator, context):
+        """The hop: kept open from each member of a plan to the next, and from the tail to the head. The
+        plan's hash is metadata, "exo-plan". The Ack never comes unless the sender ends the stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RingServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Frames': grpc.stream_unary_rpc_method_handler(
+                    servicer.Frames,
+                    request_deserializer=node__service__pb2.RingFrame.FromString,
+                    response_serializer=node__service__pb2.Ack.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'exo.RingService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('exo.RingService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RingService:
+    """On a port of its own, which Hello tells: see docs/decisions/008.
+    """
+
+    @staticmethod
+    def Frames(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/exo.RingService/Frames',
+            node__service__pb2.RingFrame.SerializeToString,
+            node__service__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
