@@ -63,8 +63,11 @@ class ForwardBatch:
     token_ids: npt.NDArray[np.int32]
 
     def __post_init__(self) -> None:
-        total = sum(s.length for s in self.slices)
-        if total != len(self.token_ids) or any(s.length < 1 or s.start < 0 for s in self.slices):
+        total, are_possible = 0, True
+        for part in self.slices:
+            total += part.length
+            are_possible = are_possible and part.length >= 1 and part.start >= 0
+        if total != len(self.token_ids) or not are_possible:
             raise InvalidFrame(
                 f"a step of {len(self.token_ids)} tokens has slices "
                 f"{[(s.start, s.length) for s in self.slices]}: "
@@ -134,43 +137,29 @@ class InferenceEngine(ABC):
             CacheMiss: a start is larger than what the cache holds.
             EngineFailed: the engine raised; the caches of the batch's sequences are dropped.
         """
-        return await self.begin_forward(shard, batch, hidden_states)
+        step = partial(self._step, shard, batch, hidden_states)
+        return await self._begin("forward", step)
 
     def begin_forward(
         self,
         shard: Shard,
         batch: ForwardBatch,
         hidden_states: npt.NDArray[Any] | None,
-        on_done: Callable[[StepOutput], None] | None = None,
-    ) -> asyncio.Future[StepOutput]:
-        """The same, to be awaited later: what was begun first is done first. `on_done` gets the
-        output on the engine's thread, without waiting for the event loop's; what it raises is
-        raised by the future. Raises EngineFailed at once if the engine is closed."""
-
-        def forward() -> StepOutput:
-            output = self._step(shard, batch, hidden_states)
-            if on_done is not None:
-                on_done(output)
-            return output
-
-        return self._begin("forward", forward)
+        on_done: Callable[[StepOutput | ExoError], None],
+    ) -> None:
+        """The same, without waiting: `on_done` gets the outcome, on the engine's thread, and raises
+        nothing. What was begun first is done first. Raises EngineFailed if the engine is closed."""
+        self._post("forward", partial(self._step, shard, batch, hidden_states), on_done)
 
     async def release(self, sequence_ids: Iterable[str]) -> None:
         """Free the KV cache of sequences; unknown ones are fine."""
-        await self.begin_release(sequence_ids)
+        await self._begin("release", partial(self._release, tuple(sequence_ids)))
 
     def begin_release(
-        self, sequence_ids: Iterable[str], on_done: Callable[[], None] | None = None
-    ) -> asyncio.Future[None]:
-        """The same, to be awaited later: after what was begun before it. `on_done` is called on the
-        engine's thread."""
-
-        def release() -> None:
-            self._release(tuple(sequence_ids))
-            if on_done is not None:
-                on_done()
-
-        return self._begin("release", release)
+        self, sequence_ids: Iterable[str], on_done: Callable[[ExoError | None], None]
+    ) -> None:
+        """The same, without waiting: as `begin_forward`."""
+        self._post("release", partial(self._release, tuple(sequence_ids)), on_done)
 
     async def close(self) -> None:
         """Free everything. The thread ends once the step it is in has ended."""
@@ -257,6 +246,20 @@ class InferenceEngine(ABC):
 
     def _begin(self, what: str, call: Callable[[], Result]) -> asyncio.Future[Result]:
         return self._thread.submit(partial(self._guarded, what, call))
+
+    def _post(
+        self, what: str, call: Callable[[], Result], on_done: Callable[[Result | ExoError], None]
+    ) -> None:
+        def run() -> None:
+            outcome: Result | ExoError
+            try:
+                self._thread.check_open()
+                outcome = self._guarded(what, call)
+            except ExoError as error:
+                outcome = error
+            on_done(outcome)
+
+        self._thread.post(run)
 
     def _guarded(self, what: str, call: Callable[[], Result]) -> Result:
         try:

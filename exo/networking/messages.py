@@ -390,11 +390,10 @@ def frame_from_pb(message: pb.RingFrame) -> Frame:
 
 
 def _token_ids(step: pb.Step) -> npt.NDArray[np.int32]:
-    if len(step.token_ids) % 4:
-        raise InvalidFrame(f"token ids of {len(step.token_ids)} bytes; expected 4 for each")
-    if max(step.token_ids[3::4], default=0) > 0x7F:
-        raise InvalidFrame("a token id is negative")
-    return np.frombuffer(step.token_ids, dtype="<i4")
+    data = step.token_ids
+    if len(data) % 4 or max(data[3::4], default=0) > 0x7F:
+        raise InvalidFrame(f"token ids of {len(data)} bytes; expected 4 for each, none negative")
+    return np.frombuffer(data, dtype="<i4")
 
 
 def failure_to_pb(failure: StepFailure) -> pb.StepFailure:

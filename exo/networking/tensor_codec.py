@@ -48,10 +48,11 @@ def decode_tensor(message: pb.Tensor) -> npt.NDArray[Any]:
     if dtype is None:
         raise InvalidFrame(f"a tensor says dtype {message.dtype!r}; expected one of {[*DTYPES]}")
     shape = tuple(message.shape)
+    data = message.data  # a copy, each time it is asked for
     expected = math.prod(shape) * dtype.itemsize
-    if expected != len(message.data):
+    if expected != len(data):
         raise InvalidFrame(
             f"a tensor says {message.dtype} {list(shape)}, which is {expected} bytes, "
-            f"and carries {len(message.data)}"
+            f"and carries {len(data)}"
         )
-    return np.frombuffer(message.data, dtype=dtype).reshape(shape)
+    return np.frombuffer(data, dtype=dtype).reshape(shape)

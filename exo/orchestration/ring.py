@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -10,14 +11,12 @@ from typing import Any
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
 from exo.inference.engine import InferenceEngine, StepOutput
-from exo.networking.messages import Frame, Release, Step, StepFailure, StepResult
+from exo.networking.messages import Release, Step, StepFailure, StepResult
 from exo.networking.ring_stream import RingStream
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
-
-_Begun = tuple[Step | Release, "asyncio.Future[Any]"]
 
 Report = Callable[[StepFailure], Awaitable[None]]
 
@@ -45,14 +44,13 @@ class Rank:
         self._link = link
         self._deliver = deliver
         self._report = report
-        self._begun: asyncio.Queue[_Begun] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         self._live: set[str] = set()
         self._closed = False
         self._last_step = 0
         self._tasks = TaskOwner(f"rank {self.shard}")
 
     def start(self) -> None:
-        self._tasks.background(self._serve(), "serve")
         if self._link is not None:
             self._tasks.background(self._watch(self._link), "watch link")
 
@@ -78,20 +76,16 @@ class Rank:
                 )
             self._last_step = frame.number
             self._live.update(part.sequence_id for part in frame.batch.slices)
-            self._begin_step(frame)
+            logger.debug(
+                "%s runs step %d of %d tokens", self.shard, frame.number, len(frame.batch.token_ids)
+            )
+            self._engine.begin_forward(
+                self.shard, frame.batch, frame.hidden_states, partial(self._on_output, frame)
+            )
         else:
             self._live.difference_update(frame.sequence_ids)
-            on_done = None if self.shard.is_last else partial(self._send, frame)
-            released = self._engine.begin_release(frame.sequence_ids, on_done)
-            self._begun.put_nowait((frame, released))
-
-    def _begin_step(self, step: Step) -> None:
-        logger.debug(
-            "%s runs step %d of %d tokens", self.shard, step.number, len(step.batch.token_ids)
-        )
-        on_done = None if self._link is None else partial(self._send_on, step)
-        output = self._engine.begin_forward(self.shard, step.batch, step.hidden_states, on_done)
-        self._begun.put_nowait((step, output))
+            on_done = partial(self._on_released, frame)
+            self._engine.begin_release(frame.sequence_ids, on_done)
 
     async def close(self) -> None:
         """Stop, cut the link, free the KV caches of this plan's sequences."""
@@ -99,50 +93,53 @@ class Rank:
         await self._tasks.close()
         if self._link is not None:
             self._link.cancel()
-        while not self._begun.empty():
-            _forget(self._begun.get_nowait()[1])
         await self._engine.release(self._live)
         self._live.clear()
 
-    async def _serve(self) -> None:
-        """Send on what the engine has done."""
-        while True:
-            frame, outcome = await self._begun.get()
-            if isinstance(frame, Step):
-                await self._finish_step(frame, outcome)
-            else:
-                await self._finish_release(frame, outcome)
+    # On the engine's thread, which sends on what it computed by itself: to wake the event loop for
+    # it would cost every token time.
 
-    async def _finish_step(self, step: Step, outcome: asyncio.Future[Any]) -> None:
+    def _on_output(self, step: Step, outcome: StepOutput | ExoError) -> None:
         try:
-            output: StepOutput = await outcome
-            if self._link is None:
-                self._deliver(StepResult(step.number, output.tokens))
+            if isinstance(outcome, ExoError):
+                self._tell_loop(self._on_failed, step.number, outcome)
+            elif self._link is None:
+                self._tell_loop(self._on_result, StepResult(step.number, outcome.tokens))
+            elif self.shard.is_last:
+                self._link.send(StepResult(step.number, outcome.tokens))
+            else:
+                self._link.send(Step(step.number, step.batch, outcome.hidden_states))
         except ExoError as error:
-            # A broken link is reported once, by its watcher.
-            await self._fail(step.number, error)
+            self._tell_loop(self._on_failed, step.number, error)
         except Exception as error:
             # Whatever it is, the client hears of it and the next step runs.
             logger.exception("step %d of %s", step.number, self.shard)
-            await self._fail(step.number, EngineFailed(f"{type(error).__name__}: {error}"))
+            failed = EngineFailed(f"{type(error).__name__}: {error}")
+            self._tell_loop(self._on_failed, step.number, failed)
 
-    async def _finish_release(self, release: Release, outcome: asyncio.Future[Any]) -> None:
+    def _on_released(self, release: Release, outcome: ExoError | None) -> None:
         try:
-            await outcome
+            if outcome is not None:
+                raise outcome
+            if self._link is not None and not self.shard.is_last:
+                self._link.send(release)
         except ExoError as error:
             # Nobody waits for a release; a cache that is left goes with the plan.
             logger.warning("%s on %s: release: %s", self.shard, self._node_id, error.message)
 
-    def _send_on(self, step: Step, output: StepOutput) -> None:
-        """What the engine's thread does next: no wake-up of the loop lies in a token's way."""
-        if self.shard.is_last:
-            self._send(StepResult(step.number, output.tokens))
-        else:
-            self._send(Step(step.number, step.batch, output.hidden_states))
+    def _tell_loop(self, call: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call, *args)
 
-    def _send(self, frame: Frame) -> None:
-        assert self._link is not None
-        self._link.send(frame)
+    # On the event loop --------------------------------------------------------------------------
+
+    def _on_result(self, result: StepResult) -> None:
+        if not self._closed:
+            self._deliver(result)
+
+    def _on_failed(self, step: int, error: ExoError) -> None:
+        if not self._closed:
+            self._tasks.background(self._fail(step, error), f"report step {step}")
 
     async def _watch(self, link: RingStream) -> None:
         error = await link.closed()
@@ -161,9 +158,3 @@ class Rank:
         except ExoError as unreported:
             # The head is gone: membership ends this plan on every member.
             logger.warning("could not tell the head: %s", unreported.message)
-
-
-def _forget(outcome: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more."""
-    if not outcome.cancel() and not outcome.cancelled():
-        outcome.exception()
