@@ -40,10 +40,14 @@ class RingServer:
             OSError: the port is taken.
         """
         loop = asyncio.get_running_loop()
-        for host in hosts:
-            server = await loop.create_server(self._accept, host, port)
-            self._servers.append(server)
-            port = server.sockets[0].getsockname()[1]
+        try:
+            for host in hosts:
+                server = await loop.create_server(self._accept, host, port)
+                self._servers.append(server)
+                port = server.sockets[0].getsockname()[1]
+        except OSError:
+            await self.stop()
+            raise
         return port
 
     def _accept(self) -> _Session:
@@ -56,6 +60,7 @@ class RingServer:
             session.cut()
         for server in self._servers:
             await server.wait_closed()
+        self._servers.clear()
 
 
 class _Session(asyncio.Protocol):

@@ -176,6 +176,16 @@ async def test_a_server_that_goes_cuts_the_stream(server: Server) -> None:
         stream.send(Release(("s",)))
 
 
+async def test_a_port_that_is_taken_on_one_address_leaves_nothing_behind() -> None:
+    server = RingServer(Received().on_frame)
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match=str(port)):
+            await server.start(["127.0.0.1", "127.0.0.2"], port)
+        socket.create_server(("127.0.0.1", port)).close()
+    await server.stop()
+
+
 async def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
