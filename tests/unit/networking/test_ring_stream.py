@@ -193,11 +193,9 @@ async def test_nobody_there() -> None:
             await RingStream.open("a peer", "127.0.0.1", taken.getsockname()[1], PLAN)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 200 OK\r\n\r\nhello, I am no gRPC at all"])
-async def test_somebody_who_speaks_no_grpc(
-    greeting: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ring_stream, "CALL_TIMEOUT_S", 0.3)
+@contextlib.asynccontextmanager
+async def opening_to(greeting: bytes) -> AsyncIterator["asyncio.Task[RingStream]"]:
+    """A stream on its way to somebody who says this and then nothing, and reads nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         opening = asyncio.create_task(
             RingStream.open("a peer", "127.0.0.1", listener.getsockname()[1], PLAN)
@@ -206,27 +204,27 @@ async def test_somebody_who_speaks_no_grpc(
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         with connection:
             connection.sendall(greeting)
-            with pytest.raises(PeerUnavailable):
-                async with asyncio.timeout(5):
-                    await opening
+            async with asyncio.timeout(5):
+                yield opening
+
+
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 200 OK\r\n\r\nhello, I am no gRPC at all"])
+async def test_somebody_who_speaks_no_grpc(
+    greeting: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_stream, "CALL_TIMEOUT_S", 0.3)
+    async with opening_to(greeting) as opening:
+        with pytest.raises(PeerUnavailable):
+            await opening
 
 
 async def test_a_peer_that_takes_no_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_stream, "CALL_TIMEOUT_S", 0.3)
-    silence = GrpcWire(Unheard(), is_client=False)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        opening = asyncio.create_task(
-            RingStream.open("a peer", "127.0.0.1", listener.getsockname()[1], PLAN)
-        )
-        listener.setblocking(False)
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        with connection:
-            connection.sendall(bytes(silence.outgoing))
-            stream = await opening
-            for number in range(1, 40):
-                stream.send(step(number, 256, 2048))
-            async with asyncio.timeout(5):
-                found = await stream.closed()
+    async with opening_to(bytes(GrpcWire(Unheard(), is_client=False).outgoing)) as opening:
+        stream = await opening
+        for number in range(1, 40):
+            stream.send(step(number, 256, 2048))
+        found = await stream.closed()
     assert isinstance(found, PeerUnavailable)
     assert "took no bytes" in found.message
 
