@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from exo.errors import ExoError
@@ -48,6 +48,12 @@ class TaskOwner:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: Any) -> None:
+    """Have a loop call it, from any thread. If the loop is closed nobody waits for it any more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
 
 
 async def with_pulse(

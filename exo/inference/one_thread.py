@@ -7,7 +7,6 @@ arithmetic may take a millisecond, and every step goes through here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
 import threading
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from exo.errors import EngineFailed
+from exo.tasks import tell
 
 Result = TypeVar("Result")
 
@@ -88,8 +88,7 @@ class OneThread:
             result = call()
         except BaseException as raised:  # noqa: BLE001  (it is the caller's)
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, future, result, error)
+        tell(loop, _settle, future, result, error)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -34,7 +34,7 @@ _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 
 _PROTOCOL_ERROR = 1
 
 _DEFAULT_WINDOW = 2**16 - 1
-_MAX_WINDOW = 2**31 - 1
+_31_BITS = _MAX_WINDOW = 2**31 - 1  # of a word the highest bit is reserved
 _MAX_FRAME = 2**24 - 1
 _MAX_HEADERS = 2**16
 _CREDIT = 2**24
@@ -111,8 +111,7 @@ class GrpcWire:
         """Begin or end a call or an answer, after the messages sent before."""
         block = self._encoder.encode(list(headers))
         flags = _END_HEADERS | (_END_STREAM if last else 0)
-        frame = _FRAME.pack(len(block) << 8 | _HEADERS, flags, stream) + block
-        self._waiting.append((0, memoryview(frame)))
+        self._waiting.append((0, memoryview(_frame(_HEADERS, block, stream, flags))))
         self._flush()
 
     def send_message(self, stream: int, message: bytes) -> None:
@@ -157,7 +156,7 @@ class GrpcWire:
             end += length
             if len(data) < end:
                 break
-            self._take(kind, flags, stream & _MAX_WINDOW, data[at + _FRAME.size : end])
+            self._take(kind, flags, stream & _31_BITS, data[at + _FRAME.size : end])
             at, end = end, end + _FRAME.size
         if at < len(data):
             self._keep(data[at:], end - at)
@@ -175,7 +174,7 @@ class GrpcWire:
         self._wanted = wanted
 
     def _send(self, kind: int, payload: bytes, stream: int = 0, flags: int = 0) -> None:
-        self.outgoing += _FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
+        self.outgoing += _frame(kind, payload, stream, flags)
 
     def _flush(self) -> None:
         """Send what waits, as far as the windows reach."""
@@ -297,12 +296,16 @@ class GrpcWire:
     def _take_window(self, stream: int, payload: bytes) -> None:
         if len(payload) != _WORD.size:
             raise InvalidFrame(f"a window update of {len(payload)} bytes")
-        more = _WORD.unpack(payload)[0] & _MAX_WINDOW
+        more = _WORD.unpack(payload)[0] & _31_BITS
         if stream == 0:
             self._window += more
         elif stream in self._windows:
             self._windows[stream] += more
         self._flush()
+
+
+def _frame(kind: int, payload: bytes, stream: int, flags: int) -> bytes:
+    return _FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:

@@ -271,9 +271,7 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
 # Every step of a sequence carries the same parameters, and between two steps the weights have
 # driven all this out of the processor's caches: it is done once, not once a token.
 @lru_cache(maxsize=256)
-@lru_cache(maxsize=256)
 def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
-    """Every step of a sequence has the same; whoever gets the message must not change it."""
     return pb.Sampling(
         temperature=params.temperature,
         top_p=params.top_p,

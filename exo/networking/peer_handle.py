@@ -25,7 +25,7 @@ from exo.networking.messages import (
     StepFailure,
 )
 from exo.networking.ring_stream import RingStream
-from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, until_silent
+from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, host_of, until_silent
 from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities
 
@@ -251,7 +251,7 @@ class PeerHandle:
         Raises:
             PeerUnavailable: it cannot be reached.
         """
-        host = self.address.rpartition(":")[0].strip("[]")
+        host = host_of(self.address)
         stream = await RingStream.open(self._name, host, self._ring_port, plan_hash)
         self._streams.add(stream)
         return stream

@@ -80,7 +80,6 @@ class _Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._sessions.discard(self)
-        self._plans.clear()
 
     def cut(self) -> None:
         assert self._transport is not None
@@ -94,9 +93,13 @@ class _Session(asyncio.Protocol):
             peer = self._transport.get_extra_info("peername")
             logger.info("a connection from %s to the ring is no gRPC: %s", peer, error.message)
             self._wire.send_goaway()
-            self._transport.write(bytes(self._wire.outgoing))
+            self._flush()
             self._transport.close()
-            return
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._transport is not None
         if self._wire.outgoing:
             self._transport.write(bytes(self._wire.outgoing))
             self._wire.outgoing.clear()

@@ -16,6 +16,7 @@ from exo.networking import messages
 from exo.networking.grpc_wire import GrpcWire
 from exo.networking.messages import Frame
 from exo.networking.rpc import CALL_TIMEOUT_S, from_status
+from exo.tasks import tell
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +120,12 @@ class RingStream:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._loop.call_soon_threadsafe(self._cut, str(error))
+            tell(self._loop, self._cut, str(error))
             return
         del outgoing[:sent]
         if outgoing:
             self._is_blocked = True
-            self._loop.call_soon_threadsafe(self._wait_until_writable)
+            tell(self._loop, self._wait_until_writable)
 
     def _wait_until_writable(self) -> None:
         with self._lock:

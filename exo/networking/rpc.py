@@ -43,9 +43,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ExoError) ->
     await context.abort(status, details, metadata)
 
 
-def status_of(
-    error: ExoError,
-) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+def status_of(error: ExoError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """How an error ends a call: status, details, trailing metadata."""
     status = getattr(grpc.StatusCode, error.grpc_status)
     metadata = ((_CODE, error.code), (_PARAM, error.param or ""))
@@ -83,6 +81,11 @@ def from_status(peer: str, status: str, details: str, metadata: Mapping[str, str
     if status == grpc.StatusCode.DEADLINE_EXCEEDED.name:
         return StepTimeout(f"node {peer} did not answer in time")
     return PeerUnavailable(f"node {peer} is gone: {status.lower()}: {details}")
+
+
+def host_of(address: str) -> str:
+    """ "127.0.0.1:5000" → "127.0.0.1", "[::1]:5000" → "::1"."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 async def until_silent(

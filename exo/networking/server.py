@@ -34,7 +34,7 @@ from exo.networking.messages import (
 )
 from exo.networking.peer_handle import Beat, beat_from_pb, beat_to_pb
 from exo.networking.ring_server import RingServer
-from exo.networking.rpc import OPTIONS, PULSE_S, abort
+from exo.networking.rpc import OPTIONS, PULSE_S, abort, host_of
 from exo.shard import RingPlan
 from exo.tasks import with_pulse
 
@@ -128,12 +128,14 @@ class NodeServer:
         Raises:
             OSError: the port is taken.
         """
-        self.ring_port = await self._listen_for_rings(hosts, port + 1 if port else 0)
+        ring_port = port + 1 if port else 0
         for host in hosts:
             try:
                 port = self._server.add_insecure_port(f"{host}:{port}")
             except RuntimeError as error:
                 raise OSError(f"cannot listen on {host}:{port} for other nodes: {error}") from error
+        # After what may fail, so that nothing is left listening.
+        self.ring_port = await self._listen_for_rings(hosts, ring_port)
         await self._server.start()
         return port
 
@@ -370,4 +372,4 @@ def _metadata(context: Context, key: str) -> str:
 
 def _host_of(peer: str) -> str:
     """ "ipv4:127.0.0.1:5000" → "127.0.0.1"."""
-    return peer.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0].strip("[]")
+    return host_of(peer.removeprefix("ipv4:").removeprefix("ipv6:"))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
 from exo.inference.engine import InferenceEngine, StepOutput
 from exo.networking.messages import Release, Step, StepFailure, StepResult
 from exo.networking.ring_stream import RingStream
 from exo.shard import RingPlan
-from exo.tasks import TaskOwner
+from exo.tasks import TaskOwner, tell
 
 logger = logging.getLogger(__name__)
 
@@ -102,20 +100,20 @@ class Rank:
     def _on_output(self, step: Step, outcome: StepOutput | ExoError) -> None:
         try:
             if isinstance(outcome, ExoError):
-                self._tell_loop(self._on_failed, step.number, outcome)
-            elif self._link is None:
-                self._tell_loop(self._on_result, StepResult(step.number, outcome.tokens))
+                raise outcome
+            if self._link is None:
+                tell(self._loop, self._on_result, StepResult(step.number, outcome.tokens))
             elif self.shard.is_last:
                 self._link.send(StepResult(step.number, outcome.tokens))
             else:
                 self._link.send(Step(step.number, step.batch, outcome.hidden_states))
         except ExoError as error:
-            self._tell_loop(self._on_failed, step.number, error)
+            tell(self._loop, self._on_failed, step.number, error)
         except Exception as error:
             # Whatever it is, the client hears of it and the next step runs.
             logger.exception("step %d of %s", step.number, self.shard)
             failed = EngineFailed(f"{type(error).__name__}: {error}")
-            self._tell_loop(self._on_failed, step.number, failed)
+            tell(self._loop, self._on_failed, step.number, failed)
 
     def _on_released(self, release: Release, outcome: ExoError | None) -> None:
         try:
@@ -126,10 +124,6 @@ class Rank:
         except ExoError as error:
             # Nobody waits for a release; a cache that is left goes with the plan.
             logger.warning("%s on %s: release: %s", self.shard, self._node_id, error.message)
-
-    def _tell_loop(self, call: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(call, *args)
 
     # On the event loop --------------------------------------------------------------------------
 
