@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
 from exo.inference.one_thread import OneThread
-from exo.inference.sampling import SampledToken, SamplingParams, sample
+from exo.inference.sampling import Index, SampledToken, SamplingParams, sample
 from exo.models.description import ModelDescription, absent_weights
 from exo.shard import Shard
 
@@ -29,8 +29,7 @@ OnProgress = Callable[[int, int], None]
 """Called from the engine's thread with (bytes done, bytes in all)."""
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True, array_like=True):
     """`length` consecutive tokens of one sequence, the first at position `start`.
 
     `sampling` asks for the token that follows the last of them; None asks for nothing.
@@ -38,18 +37,17 @@ class Slice:
     """
 
     sequence_id: str
-    start: int
-    length: int
+    start: Index
+    length: Index
     sampling: SamplingParams | None = None
-    prompt_length: int = 0
+    prompt_length: Index = 0
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
 
-@dataclass(frozen=True)
-class ForwardBatch:
+class ForwardBatch(msgspec.Struct, frozen=True):
     """One ragged step: slices one after the other, no padding.
 
     `token_ids`: int32 [tokens], on every shard: the first embeds them, the last keeps them as the
@@ -82,12 +80,11 @@ class ForwardBatch:
             row += part.length
 
 
-@dataclass(frozen=True)
-class StepOutput:
+class StepOutput(msgspec.Struct, frozen=True):
     """What leaves a shard: hidden states [tokens, hidden], or on the last shard sampled tokens."""
 
     hidden_states: npt.NDArray[Any] | None = None
-    tokens: tuple[SampledToken, ...] = field(default=())
+    tokens: tuple[SampledToken, ...] = ()
 
 
 class InferenceEngine(ABC):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,9 +13,11 @@ from exo.errors import EngineFailed, InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
 
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A token's id or place, or a count of tokens; checked where it comes from a peer."""
 
-@dataclass(frozen=True)
-class SamplingParams:
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How one sequence chooses its tokens. Neutral values leave the model's distribution as it is.
 
     Raises:
@@ -28,7 +31,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
@@ -46,6 +49,21 @@ class SamplingParams:
         )
 
     def __post_init__(self) -> None:
+        # In one expression, since every slice that comes from a peer is checked; NaN fails it too.
+        if not (
+            0 <= self.temperature <= 2
+            and 0 <= self.top_p <= 1
+            and 0 <= self.top_k <= 2**31
+            and 0 <= self.min_p <= 1
+            and -2 <= self.presence_penalty <= 2
+            and -2 <= self.frequency_penalty <= 2
+            and 0.01 <= self.repetition_penalty <= 10
+            and 0 <= self.seed < 2**64
+            and 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS
+        ):
+            self._refuse()
+
+    def _refuse(self) -> None:
         for name, low, high in (
             ("temperature", 0, 2),
             ("top_p", 0, 1),
@@ -62,17 +80,16 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} is {value}; expected {low} to {high}", param=name)
 
 
-@dataclass(frozen=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     """A token, and where asked the natural logarithm of its probability under the raw logits."""
 
-    token_id: int
+    token_id: Index
     logprob: float = 0.0
-    top: tuple[tuple[int, float], ...] = field(default=())
+    top: tuple[tuple[Index, float], ...] = ()
     sequence_id: str = ""
 
     def of_sequence(self, sequence_id: str) -> SampledToken:
-        return replace(self, sequence_id=sequence_id)
+        return SampledToken(self.token_id, self.logprob, self.top, sequence_id)
 
 
 def sample(

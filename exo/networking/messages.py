@@ -4,53 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from exo.download.hub_cache import DIGEST, Listing, RepoFile
 from exo.download.progress import Progress
 from exo.download.sharing import Held
 from exo.errors import ExoError, InvalidFrame, PlanMismatch, error_from_code
-from exo.inference.engine import ForwardBatch, Slice
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.models.description import ModelDescription
 from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.tensor_codec import decode_tensor, encode_tensor
 from exo.shard import RingMember, RingPlan, Shard
 from exo.topology.capabilities import DeviceCapabilities
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever nodes of two versions could misunderstand each other."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step on its way around the ring. `hidden_states`: [tokens, hidden], None at the head."""
-
-    number: int
-    batch: ForwardBatch
-    hidden_states: npt.NDArray[Any] | None = None
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What the tail sampled in a step, in the order of its sampling slices."""
-
-    number: int
-    tokens: tuple[SampledToken, ...]
-
-
-@dataclass(frozen=True)
-class Release:
-    """These sequences have ended: free their KV cache, tell the next member."""
-
-    sequence_ids: tuple[str, ...]
-
-
-Frame = Step | StepResult | Release
 
 
 @dataclass(frozen=True)
@@ -268,9 +234,6 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
     )
 
 
-# Every step of a sequence carries the same parameters, and between two steps the weights have
-# driven all this out of the processor's caches: it is done once, not once a token.
-@lru_cache(maxsize=256)
 def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
     return pb.Sampling(
         temperature=params.temperature,
@@ -288,12 +251,6 @@ def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
 
 
 def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
-    return _sampling_from_bytes(message.SerializeToString(deterministic=True))
-
-
-@lru_cache(maxsize=256)
-def _sampling_from_bytes(wire: bytes) -> SamplingParams:
-    message = pb.Sampling.FromString(wire)
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -325,75 +282,6 @@ def token_from_pb(message: pb.Token) -> SampledToken:
         tuple((top.token_id, top.logprob) for top in message.top),
         message.sequence_id,
     )
-
-
-def frame_to_pb(plan_hash: str, frame: Frame) -> pb.RingFrame:
-    """Raises InvalidFrame if the hidden states' dtype does not travel."""
-    if isinstance(frame, StepResult):
-        result = pb.StepResult(number=frame.number, tokens=map(token_to_pb, frame.tokens))
-        return pb.RingFrame(plan_hash=plan_hash, result=result)
-    if isinstance(frame, Release):
-        release = pb.Release(sequence_ids=frame.sequence_ids)
-        return pb.RingFrame(plan_hash=plan_hash, release=release)
-    step = pb.Step(
-        number=frame.number,
-        slices=[
-            pb.Slice(
-                sequence_id=part.sequence_id,
-                start=part.start,
-                length=part.length,
-                sampling=sampling_to_pb(part.sampling) if part.sampling else None,
-                prompt_length=part.prompt_length,
-            )
-            for part in frame.batch.slices
-        ],
-        token_ids=frame.batch.token_ids.astype("<i4", copy=False).tobytes(),
-        hidden_states=encode_tensor(frame.hidden_states)
-        if frame.hidden_states is not None
-        else None,
-    )
-    return pb.RingFrame(plan_hash=plan_hash, step=step)
-
-
-def frame_from_pb(message: pb.RingFrame) -> Frame:
-    """Raises InvalidFrame where the frame contradicts itself."""
-    kind = message.WhichOneof("frame")
-    if kind == "result":
-        return StepResult(message.result.number, tuple(map(token_from_pb, message.result.tokens)))
-    if kind == "release":
-        return Release(tuple(message.release.sequence_ids))
-    if kind != "step":
-        raise InvalidFrame("a ring frame is neither a step nor a result nor a release")
-    step = message.step
-    batch = ForwardBatch(
-        tuple(
-            Slice(
-                part.sequence_id,
-                part.start,
-                part.length,
-                sampling_from_pb(part.sampling) if part.HasField("sampling") else None,
-                part.prompt_length,
-            )
-            for part in step.slices
-        ),
-        _token_ids(step),
-    )
-    hidden_states = None
-    if step.HasField("hidden_states"):
-        hidden_states = decode_tensor(step.hidden_states)
-        if hidden_states.ndim != 2 or len(hidden_states) != len(batch.token_ids):
-            raise InvalidFrame(
-                f"hidden states are {list(hidden_states.shape)} for {len(batch.token_ids)} "
-                "tokens; expected [tokens, hidden]"
-            )
-    return Step(step.number, batch, hidden_states)
-
-
-def _token_ids(step: pb.Step) -> npt.NDArray[np.int32]:
-    data = step.token_ids
-    if len(data) % 4 or max(data[3::4], default=0) > 0x7F:
-        raise InvalidFrame(f"token ids of {len(data)} bytes; expected 4 for each, none negative")
-    return np.frombuffer(data, dtype="<i4")
 
 
 def failure_to_pb(failure: StepFailure) -> pb.StepFailure:

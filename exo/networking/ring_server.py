@@ -7,14 +7,10 @@ import logging
 from collections.abc import Callable
 from urllib.parse import quote
 
-from google.protobuf.message import DecodeError
-
 from exo.errors import EngineFailed, ExoError, InvalidFrame
-from exo.networking import messages
-from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.frames import Frame, decode_frame
 from exo.networking.grpc_wire import GrpcWire
-from exo.networking.messages import Frame
-from exo.networking.ring_stream import METHOD, PLAN
+from exo.networking.ring_stream import CONTENT_TYPE, METHOD, PLAN
 from exo.networking.rpc import status_of
 
 logger = logging.getLogger(__name__)
@@ -117,14 +113,7 @@ class _Session(asyncio.Protocol):
     def on_message(self, stream: int, message: bytes) -> None:
         plan_hash = self._plans[stream]
         try:
-            frame = pb.RingFrame.FromString(message)
-            if frame.plan_hash != plan_hash:
-                raise InvalidFrame(
-                    f"a frame of plan {frame.plan_hash!r} came on the stream of {plan_hash!r}"
-                )
-            self._on_frame(plan_hash, messages.frame_from_pb(frame))
-        except DecodeError as error:
-            self._refuse(stream, InvalidFrame(f"a ring frame that cannot be read: {error}"))
+            self._on_frame(plan_hash, decode_frame(message))
         except ExoError as error:
             self._refuse(stream, error)
         except Exception as error:
@@ -135,7 +124,7 @@ class _Session(asyncio.Protocol):
         """The sender will send no more: it gets the answer that the call has."""
         if self._plans.pop(stream, None) is not None:
             self._wire.send_headers(stream, _ANSWER)
-            self._wire.send_message(stream, pb.Ack().SerializeToString())
+            self._wire.send_message(stream, b"")
             self._wire.send_headers(stream, [("grpc-status", "0")], last=True)
             self._wire.close(stream)
 
@@ -158,4 +147,4 @@ class _Session(asyncio.Protocol):
         self._wire.send_reset(stream)
 
 
-_ANSWER = [(":status", "200"), ("content-type", "application/grpc")]
+_ANSWER = [(":status", "200"), ("content-type", CONTENT_TYPE)]

@@ -12,15 +12,15 @@ from urllib.parse import unquote
 import grpc
 
 from exo.errors import ExoError, InvalidFrame, PeerUnavailable
-from exo.networking import messages
+from exo.networking.frames import Frame, encode_frame
 from exo.networking.grpc_wire import GrpcWire
-from exo.networking.messages import Frame
 from exo.networking.rpc import CALL_TIMEOUT_S, from_status
 from exo.tasks import tell
 
 logger = logging.getLogger(__name__)
 
 METHOD = "/exo.RingService/Frames"
+CONTENT_TYPE = "application/grpc+msgpack"
 PLAN = "exo-plan"
 """Metadata that names the plan whose frames come."""
 
@@ -75,7 +75,7 @@ class RingStream:
                 (":scheme", "http"),
                 (":path", METHOD),
                 (":authority", authority),
-                ("content-type", "application/grpc"),
+                ("content-type", CONTENT_TYPE),
                 ("te", "trailers"),
                 (PLAN, self._plan_hash),
             ]
@@ -95,7 +95,7 @@ class RingStream:
             PeerUnavailable: the stream is cut.
             ExoError: that with which the peer refused an earlier frame.
         """
-        message = messages.frame_to_pb(self._plan_hash, frame).SerializeToString()
+        message = encode_frame(frame)
         with self._lock:
             if self._over.done():
                 raise self._over.result()

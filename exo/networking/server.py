@@ -19,13 +19,13 @@ from exo.download.relay import listing_for_peer, relayed
 from exo.download.sharing import Sharing
 from exo.errors import ExoError
 from exo.networking import messages
+from exo.networking.frames import Frame
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
     NodeServiceServicer,
     add_NodeServiceServicer_to_server,
 )
 from exo.networking.messages import (
-    Frame,
     GenerationEvent,
     GenerationRequest,
     HeldModel,

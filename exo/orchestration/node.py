@@ -25,10 +25,10 @@ from exo.inference.sampling import SamplingParams
 from exo.models.description import ModelDescription
 from exo.networking import messages
 from exo.networking.discovery import Discovery, Route
+from exo.networking.frames import Frame
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.interfaces import KINDS, Interface
 from exo.networking.messages import (
-    Frame,
     GenerationEvent,
     GenerationRequest,
     HeldModel,

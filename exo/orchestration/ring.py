@@ -9,7 +9,8 @@ from functools import partial
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
 from exo.inference.engine import InferenceEngine, StepOutput
-from exo.networking.messages import Release, Step, StepFailure, StepResult
+from exo.networking.frames import Release, Step, StepResult
+from exo.networking.messages import StepFailure
 from exo.networking.ring_stream import RingStream
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner, tell

@@ -12,13 +12,8 @@ from exo.download.progress import OnProgress, Progress
 from exo.errors import ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
 from exo.inference.engine import InferenceEngine
 from exo.models.description import ModelDescription
-from exo.networking.messages import (
-    Frame,
-    GenerationEvent,
-    GenerationRequest,
-    StepFailure,
-    StepResult,
-)
+from exo.networking.frames import Frame, StepResult
+from exo.networking.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.peer_handle import PeerHandle
 from exo.orchestration.ring import Rank
 from exo.orchestration.scheduler import Scheduler

@@ -13,14 +13,8 @@ import numpy as np
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PlanMismatch, StepTimeout
 from exo.inference.engine import ForwardBatch
-from exo.networking.messages import (
-    GenerationEvent,
-    GenerationRequest,
-    Release,
-    Step,
-    StepFailure,
-    StepResult,
-)
+from exo.networking.frames import Release, Step, StepResult
+from exo.networking.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.orchestration.sequence import MAX_CACHE_MISSES, Sequence
 from exo.shard import RingPlan
 

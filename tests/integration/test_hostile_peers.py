@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import grpc
 import grpc.aio
+import msgspec
 import psutil
 import pytest
 from cluster import Cluster, ExoProcess, until
 
 from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub, RingServiceStub
+from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
 from exo.networking.messages import PROTOCOL
 
 ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
@@ -173,7 +174,7 @@ class Liar:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{node.node_port}")
         self.ring_channel = grpc.aio.insecure_channel(f"127.0.0.1:{node.ring_port}")
         self.stub = NodeServiceStub(self.channel)
-        self.ring_stub = RingServiceStub(self.ring_channel)
+        self.ring_call = self.ring_channel.stream_unary("/exo.RingService/Frames")
 
     async def __aenter__(self) -> Liar:
         return self
@@ -245,45 +246,30 @@ async def lying_load(node: ExoProcess) -> None:
 
 
 async def lying_frames(node: ExoProcess) -> None:
-    """Frames of no plan, of another plan than the stream's, and ones that lie about their shape."""
+    """Frames of no plan, and ones that are none or lie about their shape."""
     plan = (await node.get("/v1/topology"))["plans"][0]["hash"]
-    slices = [pb.Slice(sequence_id="s", start=0, length=2)]
-    tensor = pb.Tensor(dtype="float32", shape=[2, 4], data=bytes(32))
-    frames = [
-        ("nothing", pb.RingFrame(plan_hash="nothing", release=pb.Release(sequence_ids=["s"]))),
-        (plan, pb.RingFrame(plan_hash="another", release=pb.Release(sequence_ids=["s"]))),
-        (plan, pb.RingFrame(plan_hash=plan)),
-        (plan, _step(plan, slices, [1], tensor)),
-        (plan, _step(plan, slices, [1, 2], pb.Tensor(dtype="float32", shape=[2, 9], data=b"x"))),
-        (plan, _step(plan, slices, [1, 2], pb.Tensor(dtype="object", shape=[1], data=b"12345678"))),
-        (plan, _step(plan, slices, [1, 2], tensor, token_ids=b"12345")),
-        (plan, _step(plan, slices, [1, -2], tensor)),
-        (plan, _step(plan, slices, [1, 2], tensor, number=0)),
+    slices, states = [["s", 0, 2, None, 0]], bytes(32)
+    frames: list[tuple[str, object]] = [
+        ("nothing", [3, ["s"]]),
+        (plan, []),
+        (plan, [4, ["s"]]),
+        (plan, [1, 10**9, slices, [1], "float32", 4, states]),
+        (plan, [1, 10**9, slices, [1, 2], "float32", 9, b"x"]),
+        (plan, [1, 10**9, slices, [1, 2], "object", 4, states]),
+        (plan, [1, 10**9, slices, [1, -2], "float32", 4, states]),
+        (plan, [1, 10**9, slices, [1, 2**40], "float32", 4, states]),
+        (plan, [1, 0, slices, [1, 2], "float32", 4, states]),
     ]
     for stream_plan, frame in frames:
         async with Liar(node) as liar:
-            call = liar.ring_stub.Frames(metadata=(("exo-plan", stream_plan),))
-            await call.write(frame)
+            call = liar.ring_call(metadata=(("exo-plan", stream_plan),))
+            await call.write(msgspec.msgpack.encode(frame))
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() in (
                 grpc.StatusCode.ABORTED,
                 grpc.StatusCode.INVALID_ARGUMENT,
             )
-
-
-def _step(
-    plan: str,
-    slices: list[pb.Slice],
-    tokens: list[int],
-    tensor: pb.Tensor,
-    number: int = 10**9,
-    token_ids: bytes | None = None,
-) -> pb.RingFrame:
-    if token_ids is None:
-        token_ids = struct.pack(f"<{len(tokens)}i", *tokens)
-    step = pb.Step(number=number, slices=slices, token_ids=token_ids, hidden_states=tensor)
-    return pb.RingFrame(plan_hash=plan, step=step)
 
 
 async def false_failure(node: ExoProcess) -> None:

@@ -61,36 +61,6 @@ class Error(_message.Message):
 Global___Error: _TypeAlias = Error  # noqa: Y015
 
 @_typing.final
-class Tensor(_message.Message):
-    """Row-major raw bytes, little endian. dtype is float32, float16, bfloat16 or int32.
-    An empty shape is 0-d (one element); a dimension of 0 means no data.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DTYPE_FIELD_NUMBER: _builtins.int
-    SHAPE_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    dtype: _builtins.str
-    data: _builtins.bytes
-    @_builtins.property
-    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        dtype: _builtins.str = ...,
-        shape: _abc.Iterable[_builtins.int] | None = ...,
-        data: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
-
-@_typing.final
 class Capabilities(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -933,74 +903,6 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
-class Slice(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    LENGTH_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
-    sequence_id: _builtins.str
-    start: _builtins.int
-    length: _builtins.int
-    prompt_length: _builtins.int
-    """penalties on generated tokens start here"""
-    @_builtins.property
-    def sampling(self) -> Global___Sampling:
-        """absent: nothing is sampled from this slice"""
-
-    def __init__(
-        self,
-        *,
-        sequence_id: _builtins.str = ...,
-        start: _builtins.int = ...,
-        length: _builtins.int = ...,
-        sampling: Global___Sampling | None = ...,
-        prompt_length: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Slice: _TypeAlias = Slice  # noqa: Y015
-
-@_typing.final
-class Step(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    SLICES_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    token_ids: _builtins.bytes
-    """int32, little endian"""
-    @_builtins.property
-    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]: ...
-    @_builtins.property
-    def hidden_states(self) -> Global___Tensor:
-        """absent on the way to the first shard"""
-
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        slices: _abc.Iterable[Global___Slice] | None = ...,
-        token_ids: _builtins.bytes = ...,
-        hidden_states: Global___Tensor | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hidden_states", b"hidden_states"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_states", b"hidden_states", "number", b"number", "slices", b"slices", "token_ids", b"token_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Step: _TypeAlias = Step  # noqa: Y015
-
-@_typing.final
 class TokenLogprob(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1052,78 +954,17 @@ class Token(_message.Message):
 Global___Token: _TypeAlias = Token  # noqa: Y015
 
 @_typing.final
-class StepResult(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]: ...
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        tokens: _abc.Iterable[Global___Token] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
-
-@_typing.final
-class Release(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        sequence_ids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_ids", b"sequence_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Release: _TypeAlias = Release  # noqa: Y015
-
-@_typing.final
 class RingFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLAN_HASH_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    RESULT_FIELD_NUMBER: _builtins.int
-    RELEASE_FIELD_NUMBER: _builtins.int
-    plan_hash: _builtins.str
-    @_builtins.property
-    def step(self) -> Global___Step: ...
-    @_builtins.property
-    def result(self) -> Global___StepResult: ...
-    @_builtins.property
-    def release(self) -> Global___Release: ...
     def __init__(
         self,
-        *,
-        plan_hash: _builtins.str = ...,
-        step: Global___Step | None = ...,
-        result: Global___StepResult | None = ...,
-        release: Global___Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "release", b"release", "result", b"result", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "plan_hash", b"plan_hash", "release", b"release", "result", b"result", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["step", "result", "release"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RingFrame: _TypeAlias = RingFrame  # noqa: Y015
 

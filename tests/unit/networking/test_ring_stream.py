@@ -17,15 +17,9 @@ from hypothesis import strategies as st
 
 from exo.errors import CacheMiss, ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
 from exo.inference.engine import ForwardBatch, Slice
-from exo.networking import messages, ring_stream
-from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.generated.node_service_pb2_grpc import (
-    RingServiceServicer,
-    RingServiceStub,
-    add_RingServiceServicer_to_server,
-)
+from exo.networking import ring_stream
+from exo.networking.frames import Frame, Release, Step, decode_frame, encode_frame
 from exo.networking.grpc_wire import GrpcWire
-from exo.networking.messages import Frame, Release, Step
 from exo.networking.ring_server import RingServer
 from exo.networking.ring_stream import RingStream
 from exo.networking.rpc import OPTIONS, abort
@@ -41,7 +35,7 @@ def step(number: int, tokens: int, hidden: int = 16) -> Step:
 
 
 def same(a: Frame, b: Frame) -> bool:
-    return messages.frame_to_pb(PLAN, a) == messages.frame_to_pb(PLAN, b)
+    return encode_frame(a) == encode_frame(b)
 
 
 class Received:
@@ -76,17 +70,18 @@ async def own_server(received: Received) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def grpcio_server(received: Received) -> AsyncIterator[int]:
-    class Servicer(RingServiceServicer):
-        async def Frames(self, requests, context):  # type: ignore[no-untyped-def]
-            async for message in requests:
-                try:
-                    received.on_frame(message.plan_hash, messages.frame_from_pb(message))
-                except ExoError as error:
-                    await abort(context, error)
-            return pb.Ack()
+    async def frames(requests, context):  # type: ignore[no-untyped-def]
+        plan_hash = dict(context.invocation_metadata())["exo-plan"]
+        async for message in requests:
+            try:
+                received.on_frame(plan_hash, decode_frame(message))
+            except ExoError as error:
+                await abort(context, error)
+        return b""
 
     server = grpc.aio.server(options=OPTIONS)
-    add_RingServiceServicer_to_server(Servicer(), server)
+    handler = grpc.stream_unary_rpc_method_handler(frames)
+    server.add_registered_method_handlers("exo.RingService", {"Frames": handler})
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -230,41 +225,41 @@ async def test_a_peer_that_takes_no_more_is_cut_off(monkeypatch: pytest.MonkeyPa
 
 
 @contextlib.asynccontextmanager
-async def grpcio_stub(port: int) -> AsyncIterator[RingServiceStub]:
+async def grpcio_call(port: int) -> AsyncIterator[grpc.aio.StreamUnaryMultiCallable]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
-        yield RingServiceStub(channel)
+        yield channel.stream_unary("/exo.RingService/Frames")
 
 
 async def test_grpcio_is_served() -> None:
     frames: list[Frame] = [step(1, 1), step(2, 300, 4096), Release(("s",)), step(3, 100, 512)]
     received = Received()
-    async with own_server(received) as port, grpcio_stub(port) as stub:
-        call = stub.Frames(metadata=(("exo-plan", PLAN),))
+    async with own_server(received) as port, grpcio_call(port) as frames_call:
+        call = frames_call(metadata=(("exo-plan", PLAN),))
         for frame in frames:
-            await call.write(messages.frame_to_pb(PLAN, frame))
+            await call.write(encode_frame(frame))
         await call.done_writing()
-        assert await call == pb.Ack()
+        assert await call == b""
         await received.are(frames)
 
 
 async def test_grpcio_is_refused() -> None:
     received = Received()
     received.error = PlanMismatch("no such plan")
-    async with own_server(received) as port, grpcio_stub(port) as stub:
-        call = stub.Frames(metadata=(("exo-plan", PLAN),))
-        await call.write(messages.frame_to_pb(PLAN, Release(("s",))))
+    async with own_server(received) as port, grpcio_call(port) as frames_call:
+        call = frames_call(metadata=(("exo-plan", PLAN),))
+        await call.write(encode_frame(Release(("s",))))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
         assert refused.value.code() == grpc.StatusCode.ABORTED
         assert refused.value.details() == "no such plan"
         # The connection still serves: two calls at once on it.
         received.error = None
-        calls = [stub.Frames(metadata=(("exo-plan", PLAN),)) for _ in range(2)]
+        calls = [frames_call(metadata=(("exo-plan", PLAN),)) for _ in range(2)]
         for call in calls:
-            await call.write(messages.frame_to_pb(PLAN, Release(("s",))))
+            await call.write(encode_frame(Release(("s",))))
         calls.pop().cancel()
         await calls[0].done_writing()
-        assert await calls[0] == pb.Ack()
+        assert await calls[0] == b""
 
 
 # The wire without a connection --------------------------------------------------------------------

@@ -18,7 +18,8 @@ from exo.errors import (
     StepTimeout,
 )
 from exo.inference.sampling import SampledToken, SamplingParams
-from exo.networking.messages import GenerationRequest, Release, Step, StepFailure, StepResult
+from exo.networking.frames import Release, Step, StepResult
+from exo.networking.messages import GenerationRequest, StepFailure
 from exo.orchestration import scheduler as module
 from exo.orchestration.scheduler import PREFILL_CHUNK, RING_PREFILL_CHUNK, Scheduler
 from exo.shard import RingMember, RingPlan, Shard

@@ -1,0 +1,113 @@
+"""What flows around a ring, and its bytes: a message of RingService is one frame in MessagePack.
+
+Not protobuf, which makes a Python object of every field that is looked at: a step costs it three
+times as long to write and to read where it matters, in a process whose caches hold weights
+(docs/decisions/008). A frame is an array of a number for its kind and then the fields of `_Step`,
+`StepResult` or `Release`, in order, the structs in them being arrays as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from exo.errors import InvalidFrame
+from exo.inference.engine import ForwardBatch, Slice
+from exo.inference.sampling import Index, SampledToken
+
+DTYPES: dict[str, np.dtype] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""What hidden states may be, by its name in a frame."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step on its way around the ring. `hidden_states`: [tokens, hidden], None at the head."""
+
+    number: int
+    batch: ForwardBatch
+    hidden_states: npt.NDArray[Any] | None = None
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A `Step` as it travels. `hidden_states`: row-major, little endian; empty `dtype`: None."""
+
+    number: int
+    slices: tuple[Slice, ...]
+    token_ids: tuple[Index, ...]
+    dtype: str
+    hidden: Index  # of [tokens, hidden]
+    hidden_states: memoryview
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """What the tail sampled in a step, in the order of its sampling slices."""
+
+    number: int
+    tokens: tuple[SampledToken, ...]
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """These sequences have ended: free their KV cache, tell the next member."""
+
+    sequence_ids: tuple[str, ...]
+
+
+Frame = Step | StepResult | Release
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[_Step | StepResult | Release] = msgspec.msgpack.Decoder(
+    _Step | StepResult | Release
+)
+_NOTHING = memoryview(b"")
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Raises InvalidFrame if the hidden states' dtype does not travel, or a value has no number."""
+    try:
+        return _ENCODER.encode(_outgoing(frame) if isinstance(frame, Step) else frame)
+    except (TypeError, OverflowError) as error:
+        raise InvalidFrame(f"a frame that cannot be written: {error}") from error
+
+
+def _outgoing(step: Step) -> _Step:
+    slices, token_ids = step.batch.slices, tuple(step.batch.token_ids.tolist())
+    rows = step.hidden_states
+    if rows is None:
+        return _Step(step.number, slices, token_ids, "", 0, _NOTHING)
+    dtype = _NAMES.get(rows.dtype)
+    if dtype is None:
+        raise InvalidFrame(f"dtype {rows.dtype} does not travel; expected one of {[*DTYPES]}")
+    data = memoryview(rows.tobytes())
+    return _Step(step.number, slices, token_ids, dtype, rows.shape[1], data)
+
+
+def decode_frame(message: bytes) -> Frame:
+    """Hidden states are read-only. Raises InvalidFrame where it is none, or contradicts itself."""
+    try:
+        frame = _DECODER.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidFrame(f"a ring frame that cannot be read: {error}") from error
+    if not isinstance(frame, _Step):
+        return frame
+    batch = ForwardBatch(frame.slices, np.array(frame.token_ids, np.int32))
+    if not frame.dtype:
+        return Step(frame.number, batch)
+    dtype, tokens = DTYPES.get(frame.dtype), len(frame.token_ids)
+    if dtype is None:
+        raise InvalidFrame(f"hidden states are {frame.dtype!r}; expected one of {[*DTYPES]}")
+    if tokens * frame.hidden * dtype.itemsize != len(frame.hidden_states):
+        raise InvalidFrame(
+            f"hidden states say {frame.dtype} [{tokens}, {frame.hidden}] "
+            f"and carry {len(frame.hidden_states)} bytes"
+        )
+    rows = np.frombuffer(frame.hidden_states, dtype).reshape(tokens, frame.hidden)
+    return Step(frame.number, batch, rows)
