@@ -64,9 +64,9 @@ async def _collect(args: argparse.Namespace, plan: Plan, threads: int) -> list[d
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(f"loading {_model(args)}")
         if args.running:
-            results = _measure_node(await _running(args), _model(args), plan, 0)
+            results = _measure_nodes([await _running(args)], _model(args), plan, 0)
         elif args.ring:
-            results = _measure_ring(args, plan, threads)
+            results = _measure_rings(args, plan, threads)
         else:
             results = _measure_engine(args, plan, threads)
         async with contextlib.aclosing(results):
@@ -147,21 +147,27 @@ async def _running(args: argparse.Namespace) -> str:
     return url
 
 
-async def _measure_ring(
+async def _measure_rings(
     args: argparse.Namespace, plan: Plan, threads: int
 ) -> AsyncGenerator[dict[str, Any], None]:
     await _files(_model(args))
-    async with _nodes(args, args.ring, threads) as url:
-        step_s = 0.0
-        async for result in _measure_node(url, _model(args), plan, threads):
-            if result["test"] == "decode" and result["batch"] == 1 and not step_s:
+    longest, step_s = max(args.ring), 0.0
+    async with contextlib.AsyncExitStack() as stack:
+        urls = [
+            await stack.enter_async_context(_nodes(args, count, threads)) for count in args.ring
+        ]
+        async for result in _measure_nodes(urls, _model(args), plan, threads):
+            is_step = result["test"] == "decode" and result["batch"] == 1
+            if is_step and result["nodes"] == longest and not step_s:
                 step_s = 1 / result["tok_s"]
             yield result
-    if step_s and args.ring > 1:
-        yield await _hop(args, plan, threads, step_s)
+    if step_s and longest > 1:
+        yield await _hop(args, plan, threads, longest, step_s)
 
 
-async def _hop(args: argparse.Namespace, plan: Plan, threads: int, step_s: float) -> dict[str, Any]:
+async def _hop(
+    args: argparse.Namespace, plan: Plan, threads: int, nodes: int, step_s: float
+) -> dict[str, Any]:
     """What a step takes beyond one engine's arithmetic, for each link of the ring."""
     only = Plan((), plan.decode[:1], (1,), plan.repetitions)
     async with contextlib.aclosing(_measure_engine(args, only, threads)) as results:
@@ -170,20 +176,21 @@ async def _hop(args: argparse.Namespace, plan: Plan, threads: int, step_s: float
                 alone_s = 1 / result["tok_s"]
                 return {
                     "test": "hop",
-                    "nodes": args.ring,
+                    "nodes": nodes,
                     "threads": threads,
-                    "seconds": (step_s - alone_s) / args.ring,
+                    "seconds": (step_s - alone_s) / nodes,
                 }
     raise EngineFailed("nothing was measured")
 
 
-async def _measure_node(
-    url: str, model: str, plan: Plan, threads: int
+async def _measure_nodes(
+    urls: list[str], model: str, plan: Plan, threads: int
 ) -> AsyncGenerator[dict[str, Any], None]:
+    """Each test on the clusters in turns, a repetition each."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(timeout=timeout) as session:
 
-        async def ask(context: int, tokens: int, batch: int) -> dict[str, Any]:
+        async def ask(url: str, context: int, tokens: int, batch: int) -> dict[str, Any]:
             body = {"model": model, "context": context, "tokens": tokens, "batch": batch}
             async with session.post(f"{url}/v1/bench", json=body) as response:
                 answer = await response.json()
@@ -192,27 +199,33 @@ async def _measure_node(
                     raise error_from_code(error["code"], error["message"])
                 return dict(answer)
 
-        nodes = (await ask(16, 2, 1))["nodes"]
+        async def in_turns(context: int, tokens: int, batch: int) -> list[list[dict[str, Any]]]:
+            turns = [
+                [await ask(url, context, tokens, batch) for url in urls]
+                for _ in range(plan.repetitions)
+            ]
+            return [list(of_one) for of_one in zip(*turns, strict=True)]
+
+        sizes = [(await ask(url, 16, 2, 1))["nodes"] for url in urls]
         for n in plan.prefill:
-            seconds = [(await ask(n, 1, 1))["first_token_s"] for _ in range(plan.repetitions)]
-            measured = Measurement.of("prefill", n, seconds, threads=threads, nodes=nodes)
-            yield measured.to_json()
+            for nodes, answers in zip(sizes, await in_turns(n, 1, 1), strict=True):
+                seconds = [answer["first_token_s"] for answer in answers]
+                measured = Measurement.of("prefill", n, seconds, threads=threads, nodes=nodes)
+                yield measured.to_json()
         for context, batch in plan.decode_cases:
             # Sequences begin one after the other: enough tokens that all decode together.
             tokens = DECODED_TOKENS + 2 * batch
-            speeds = [
-                (await ask(context, tokens, batch))["decode_tok_s"] for _ in range(plan.repetitions)
-            ]
-            seconds = [DECODED_TOKENS * batch / speed for speed in speeds]
-            yield Measurement.of(
-                "decode",
-                DECODED_TOKENS,
-                seconds,
-                context=context,
-                batch=batch,
-                threads=threads,
-                nodes=nodes,
-            ).to_json()
+            for nodes, answers in zip(sizes, await in_turns(context, tokens, batch), strict=True):
+                seconds = [DECODED_TOKENS * batch / answer["decode_tok_s"] for answer in answers]
+                yield Measurement.of(
+                    "decode",
+                    DECODED_TOKENS,
+                    seconds,
+                    context=context,
+                    batch=batch,
+                    threads=threads,
+                    nodes=nodes,
+                ).to_json()
 
 
 @contextlib.asynccontextmanager

@@ -84,7 +84,11 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", nargs="?", help="(default: smollm2-135m)")
     where = command.add_mutually_exclusive_group()
     where.add_argument(
-        "--ring", type=positive, metavar="N", help="through N nodes on this machine, over loopback"
+        "--ring",
+        type=counts,
+        metavar="N,…",
+        help="through N nodes on this machine, over loopback; several, like 1,2, are measured in "
+        "turns, as a machine's speed changes from minute to minute",
     )
     where.add_argument(
         "--running", action="store_true", help="through the node that runs here, and its cluster"

@@ -54,8 +54,11 @@ def test_a_table_for_people(exo_home: Path) -> None:
 
 
 def test_nodes_on_this_machine(exo_home: Path) -> None:
-    printed = found(bench(exo_home, MODEL, "--json", "--ring", "2", "--threads", "1", *SHORT))
-    assert {row["nodes"] for row in printed["results"]} == {2}
+    printed = found(bench(exo_home, MODEL, "--json", "--ring", "1,2", "--threads", "1", *SHORT))
+    measured = [(row["test"], row["batch"], row["nodes"]) for row in printed["results"]]
+    assert measured == [
+        (*of, n) for of in (("prefill", 1), ("decode", 1), ("decode", 2)) for n in (1, 2)
+    ]
     assert printed["hop"]["nodes"] == 2
 
 
