@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,33 @@ START_S = 30.0
 """How long a process may take to answer; the machine may be busy with other tests."""
 
 
+def _ports() -> Iterator[int]:
+    """Below those that the system gives to connections, and other ones for each pytest worker: so
+    nobody takes a port between its choice and the start of the process it is for."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = random.randrange(1000)
+    while True:
+        for i in range(1000):
+            yield 20_000 + worker % 12 * 1000 + (first + i) % 1000
+
+
+_PORTS = _ports()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("the ports never end")
 
 
 def two_free_ports() -> int:
     """The first of two that follow each other."""
-    while True:
-        port = free_port()
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port + 1))
-            return port
+    first, second = free_port(), free_port()
+    while second != first + 1:
+        first, second = second, free_port()
+    return first
 
 
 async def until(condition: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -143,7 +144,9 @@ async def test_the_next_port_is_taken_and_said_so(tmp_path: Path) -> None:
         await until(first.answers, "the first answers")
         second = c.add("n1", "--chatgpt-api-port", str(first.api_port))
         await until(lambda: "is taken, using" in second.tail(), "the notice")
-        assert f"http://127.0.0.1:{first.api_port + 1}" in second.tail()
+        using = re.search(rf"{first.api_port} is taken, using (\d+)", second.tail())
+        assert using and first.api_port < int(using[1]) < first.api_port + 10
+        await until(lambda: f"http://127.0.0.1:{using[1]}" in second.tail(), "its address")
 
 
 def test_the_screen_of_a_terminal_shows_what_to_open(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from exo.errors import CacheMiss, ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
 from exo.inference.engine import ForwardBatch, Slice
-from exo.networking import ring_stream
+from exo.networking import grpc_wire, ring_stream
 from exo.networking.frames import Frame, Release, Step, decode_frame, encode_frame
 from exo.networking.grpc_wire import GrpcWire
 from exo.networking.ring_server import RingServer
@@ -351,3 +352,32 @@ def test_no_more_is_sent_than_the_other_side_has_room_for() -> None:
     server_heard.wire = GrpcWire(server_heard, is_client=False)
     client.receive(bytes(server_heard.wire.outgoing))
     assert len(client.outgoing) > 200_000
+
+
+@pytest.mark.parametrize("piece", [2**30, 100_000])
+def test_room_is_given_for_what_was_taken_and_no_more(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first window is HTTP/2's largest: a byte too much would break the connection."""
+    monkeypatch.setattr(grpc_wire, "_CREDIT", 1)  # at once
+    client, heard = GrpcWire(Unheard(), is_client=True), Unheard()
+    heard.wire = server = GrpcWire(heard, is_client=False)
+    client.receive(bytes(server.outgoing))
+    client.open(1)
+    client.send_headers(1, [(":path", "/x/y")])
+    server.receive(bytes(client.outgoing))
+    server.outgoing.clear()
+    message = b"x" * 300_000
+    for _ in range(3):
+        client.outgoing.clear()
+        client.send_message(1, message)
+        for at in range(0, len(client.outgoing), piece):
+            server.receive(bytes(client.outgoing[at : at + piece]))
+    assert heard.messages == [message] * 3
+    given: dict[int, int] = {}
+    for at in range(0, len(server.outgoing), 13):
+        _, kind, _, stream, room = struct.unpack_from(">HxBBII", server.outgoing, at)
+        assert kind == 8  # a window update
+        given[stream] = given.get(stream, 0) + room
+    taken = 3 * (len(message) + 5)
+    assert given == {0: taken, 1: taken}

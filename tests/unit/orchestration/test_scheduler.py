@@ -144,6 +144,19 @@ async def test_two_members_work_on_two_chunks_of_a_prompt_at_once() -> None:
     ring.scheduler.close()
 
 
+async def test_decoding_sequences_are_shared_out_over_the_members() -> None:
+    ring = Ring(ones, plan=TWO)
+    await asyncio.gather(*(ring.tokens(name, 5, 40) for name in "abcde"))
+    # Their prompts come one after the other: look at those in the middle.
+    sizes = [len(step.batch.slices) for step in ring.steps[20:60]]
+    assert set(sizes) == {2, 3}
+    pairs = zip(ring.steps[20:60], ring.steps[21:61], strict=True)
+    for step, following in pairs:
+        both = [part.sequence_id for one in (step, following) for part in one.batch.slices]
+        assert sorted(both) == [*"abcde"]
+    ring.scheduler.close()
+
+
 async def test_what_comes_back_from_an_earlier_attempt_is_ignored() -> None:
     ring = Ring(lambda step: None, plan=TWO)
     answer = asyncio.ensure_future(ring.tokens("s", RING_PREFILL_CHUNK + 5, 1))
