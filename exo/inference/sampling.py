@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -111,7 +112,7 @@ def sample(
     raw = np.asarray(logits, dtype=np.float32)
     # The first maximum, or the first NaN: one pass tells both.
     likeliest = int(raw.argmax())
-    if not np.isfinite(raw[likeliest]):
+    if not math.isfinite(raw.item(likeliest)):
         raise EngineFailed("the model's logits are not finite: its weights or a kernel are damaged")
     if params.is_plain_greedy:
         return SampledToken(likeliest)

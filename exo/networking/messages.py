@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from exo.download.hub_cache import DIGEST, Listing, RepoFile
 from exo.download.progress import Progress
 from exo.download.sharing import Held
@@ -41,8 +43,7 @@ class GenerationRequest:
     eos_token_ids: frozenset[int] = field(default=frozenset())
 
 
-@dataclass(frozen=True)
-class GenerationEvent:
+class GenerationEvent(msgspec.Struct, frozen=True):
     """A token, or the end: `finish_reason` is "stop" or "length" on the last event."""
 
     token: SampledToken | None = None

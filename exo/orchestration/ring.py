@@ -74,7 +74,8 @@ class Rank:
                     f"{'lacks' if frame.hidden_states is None else 'has'} hidden states"
                 )
             self._last_step = frame.number
-            self._live.update(part.sequence_id for part in frame.batch.slices)
+            for part in frame.batch.slices:
+                self._live.add(part.sequence_id)
             logger.debug(
                 "%s runs step %d of %d tokens", self.shard, frame.number, len(frame.batch.token_ids)
             )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PlanMismatch, StepTimeout
@@ -35,8 +36,7 @@ MAX_WAITING = 256
 """Sequences that may wait for one of those places."""
 
 
-@dataclass(frozen=True)
-class _Flight:
+class _Flight(msgspec.Struct, frozen=True):
     """A step on its way through the ring, with the attempt of each sequence it is part of."""
 
     step: Step
@@ -45,8 +45,8 @@ class _Flight:
 
 
 class Scheduler:
-    """Each step holds one token of every decoding sequence that is not in another step, and at most
-    one chunk of one prompt. As many steps are in flight as the ring has members.
+    """As many steps are in flight as the ring has members. Each holds one token of its share of the
+    decoding sequences, and at most one chunk of one prompt.
 
     `submit` gives a frame to the head's own rank. `on_broken` is called once when the ring can
     serve no longer.
@@ -71,6 +71,7 @@ class Scheduler:
         self._step = 0
         self._in_flight: dict[int, _Flight] = {}
         self._outcomes: deque[StepResult | StepFailure] = deque()
+        self._untold: list[tuple[Sequence, GenerationEvent | ExoError]] = []
         self._depth = len(plan.members)
         self._chunk = PREFILL_CHUNK if self._depth == 1 else RING_PREFILL_CHUNK
         self._ended: ExoError | None = None
@@ -131,7 +132,8 @@ class Scheduler:
         self.refuse_new(error)
         self._in_flight.clear()
         for sequence in [*self._running.values(), *self._waiting.values()]:
-            sequence.fail(error)
+            self._fail_sequence(sequence, error)
+        self._tell()
 
     def refuse_new(self, reason: ExoError) -> None:
         self._ended = self._ended or reason
@@ -153,12 +155,19 @@ class Scheduler:
             while len(self._in_flight) < self._depth and (step := self._next_step()):
                 self._submit(step)
             self._set_alarm()
+            self._tell()
         except Exception as error:
             # A scheduler that fails must not leave its clients waiting.
             logger.exception("scheduler of %s", self.plan.model_id)
             failed = EngineFailed(f"the scheduler failed: {type(error).__name__}: {error}")
             self.end(failed)
             self._on_broken(self.plan, failed)
+
+    def _tell(self) -> None:
+        """Hand out what came of steps: after the next one has gone, which does not need it."""
+        for sequence, event in self._untold:
+            sequence.tell(event)
+        self._untold.clear()
 
     def _fail_late(self) -> None:
         """End the steps whose time is over."""
@@ -204,7 +213,7 @@ class Scheduler:
             self._running[sequence_id] = self._waiting.pop(sequence_id)
 
     def _next_step(self) -> Step | None:
-        chosen = [sequence for sequence in self._running.values() if sequence.can_decode]
+        chosen = self._next_decoding()
         prefilling = next((s for s in self._running.values() if s.can_prefill), None)
         if prefilling is not None:
             chosen.append(prefilling)
@@ -222,6 +231,15 @@ class Scheduler:
         attempts = {sequence.id: sequence.attempt for sequence in chosen}
         self._in_flight[step.number] = _Flight(step, attempts, deadline)
         return step
+
+    def _next_decoding(self) -> list[Sequence]:
+        """Those to decode in the next step: of all that decode a share for each member of the ring,
+        so that every one has some to work on."""
+        ready = [sequence for sequence in self._running.values() if sequence.can_decode]
+        if self._depth == 1:
+            return ready
+        decoding = sum(sequence.is_decoding for sequence in self._running.values())
+        return ready[: math.ceil(decoding / self._depth)]
 
     def _sequences_of(self, flight: _Flight) -> dict[str, Sequence]:
         """Those that still run the attempt the step was part of."""
@@ -244,9 +262,10 @@ class Scheduler:
             sequence.in_flight -= 1
             if part.sampling is not None:
                 if part.sequence_id in tokens:
-                    sequence.add(tokens[part.sequence_id])
+                    self._untold.append((sequence, sequence.add(tokens[part.sequence_id])))
                 else:
-                    sequence.fail(PlanMismatch(f"the tail sampled nothing for {part.sequence_id}"))
+                    missing = f"the tail sampled nothing for {part.sequence_id}"
+                    self._fail_sequence(sequence, PlanMismatch(missing))
 
     def _fail(self, flight: _Flight, error: ExoError) -> None:
         """A cache miss is answered by prefilling again; anything else ends the step's sequences.
@@ -257,7 +276,11 @@ class Scheduler:
             sequence.begin_again()
             sequence.cache_misses += 1
             if not isinstance(error, CacheMiss) or sequence.cache_misses > MAX_CACHE_MISSES:
-                sequence.fail(error)
+                self._fail_sequence(sequence, error)
+
+    def _fail_sequence(self, sequence: Sequence, error: ExoError) -> None:
+        sequence.done = True
+        self._untold.append((sequence, error))
 
     def _drop(self, sequence: Sequence) -> None:
         sequence.done = True

@@ -36,6 +36,11 @@ class Sequence:
         return not self.done and not self.in_flight and self._unscheduled == 1
 
     @property
+    def is_decoding(self) -> bool:
+        """Its prompt is computed, or on its way."""
+        return not self.done and self._unscheduled <= 1
+
+    @property
     def can_prefill(self) -> bool:
         """More than one is left; chunks may follow each other without waiting for results."""
         return not self.done and self._unscheduled > 1
@@ -63,20 +68,21 @@ class Sequence:
         self.scheduled = self.in_flight = 0
         self.attempt += 1
 
-    def add(self, token: SampledToken) -> None:
-        """Take a sampled token; ends the sequence on an end token or at its length."""
+    def add(self, token: SampledToken) -> GenerationEvent:
+        """Take a sampled token; ends the sequence on an end token or at its length. Whoever reads
+        the events is to be told the one returned."""
         if token.token_id in self.request.eos_token_ids:
-            self._end(GenerationEvent(finish_reason="stop"))
-            return
+            self.done = True
+            return GenerationEvent(finish_reason="stop")
         self.tokens.append(token.token_id)
         if len(self.tokens) - len(self.request.prompt) < self.request.max_tokens:
-            self._events.put_nowait(GenerationEvent(token))
-        else:
-            self._end(GenerationEvent(token, finish_reason="length"))
-
-    def fail(self, error: ExoError) -> None:
+            return GenerationEvent(token)
         self.done = True
-        self._events.put_nowait(error)
+        return GenerationEvent(token, finish_reason="length")
+
+    def tell(self, event: GenerationEvent | ExoError) -> None:
+        """Wake whoever waits for the next event."""
+        self._events.put_nowait(event)
 
     async def next_event(self) -> GenerationEvent:
         """Raises the error the sequence failed with."""
@@ -84,7 +90,3 @@ class Sequence:
         if isinstance(event, ExoError):
             raise event
         return event
-
-    def _end(self, event: GenerationEvent) -> None:
-        self.done = True
-        self._events.put_nowait(event)
