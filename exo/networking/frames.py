@@ -45,7 +45,7 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, tag=1):
     token_ids: tuple[Index, ...]
     dtype: str
     hidden: Index  # of [tokens, hidden]
-    hidden_states: memoryview
+    hidden_states: bytes  # and no view into the message, where it would not be aligned
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -67,11 +67,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[_Step | StepResult | Release] = msgspec.msgpack.Decoder(
     _Step | StepResult | Release
 )
-_NOTHING = memoryview(b"")
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Raises InvalidFrame if the hidden states' dtype does not travel, or a value has no number."""
+    """Raises InvalidFrame if the hidden states' dtype or a value is none that travels."""
     try:
         return _ENCODER.encode(_outgoing(frame) if isinstance(frame, Step) else frame)
     except (TypeError, OverflowError) as error:
@@ -82,12 +81,11 @@ def _outgoing(step: Step) -> _Step:
     slices, token_ids = step.batch.slices, tuple(step.batch.token_ids.tolist())
     rows = step.hidden_states
     if rows is None:
-        return _Step(step.number, slices, token_ids, "", 0, _NOTHING)
+        return _Step(step.number, slices, token_ids, "", 0, b"")
     dtype = _NAMES.get(rows.dtype)
     if dtype is None:
         raise InvalidFrame(f"dtype {rows.dtype} does not travel; expected one of {[*DTYPES]}")
-    data = memoryview(rows.tobytes())
-    return _Step(step.number, slices, token_ids, dtype, rows.shape[1], data)
+    return _Step(step.number, slices, token_ids, dtype, rows.shape[1], rows.tobytes())
 
 
 def decode_frame(message: bytes) -> Frame:

@@ -34,6 +34,7 @@ def test_hidden_states_come_back_bit_for_bit(
     assert isinstance(back, Step) and back.hidden_states is not None
     assert back.hidden_states.shape == states.shape and back.hidden_states.dtype == states.dtype
     assert back.hidden_states.tobytes() == raw
+    assert back.hidden_states.flags.aligned
 
 
 def test_strides_do_not_matter() -> None:
