@@ -75,7 +75,7 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     sequence_id: str = ""
 
     def of_sequence(self, sequence_id: str) -> SampledToken:
-        return SampledToken(self.token_id, self.logprob, self.top, sequence_id)
+        return msgspec.structs.replace(self, sequence_id=sequence_id)
 
 
 def sample(

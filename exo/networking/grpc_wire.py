@@ -26,7 +26,6 @@ _FRAME = struct.Struct(">IBI")  # length << 8 | type, flags, stream
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
 _PREFIX = struct.Struct(">BI")  # of a message: compressed or not, length
-_FRAME_AND_PREFIX = struct.Struct(_FRAME.format + _PREFIX.format[1:])
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = 0, 1, 3, 4, 5
 _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
@@ -117,14 +116,6 @@ class GrpcWire:
 
     def send_message(self, stream: int, message: bytes) -> None:
         """Send a message, or as much of it as the other side has room for and the rest later."""
-        size = _PREFIX.size + len(message)
-        room = min(self._window, self._windows.get(stream, 0), self._max_frame)
-        if size <= room and not self._waiting:  # the usual case, at once
-            self._window -= size
-            self._windows[stream] -= size
-            word = size << 8 | _DATA
-            self.outgoing += _FRAME_AND_PREFIX.pack(word, 0, stream, 0, len(message)) + message
-            return
         self._waiting.append((stream, memoryview(_PREFIX.pack(0, len(message)) + message)))
         self._flush()
 
@@ -142,8 +133,6 @@ class GrpcWire:
         Raises:
             InvalidFrame: it is not what gRPC sends. The connection is of no more use.
         """
-        if self._is_one_message(data):
-            return
         if self._partial:
             self._partial += data
             if len(self._partial) < self._wanted:
@@ -171,27 +160,6 @@ class GrpcWire:
             at, end = end, end + _FRAME.size
         if at < len(data):
             self._keep(data[at:], end - at)
-
-    def _is_one_message(self, data: bytes) -> bool:
-        """Take `data` at once if it is the usual: one message in one frame, and no more."""
-        if len(data) < _FRAME_AND_PREFIX.size or self._partial or not self.is_greeted:
-            return False
-        word, flags, stream, compressed, length = _FRAME_AND_PREFIX.unpack_from(data)
-        payload, begun = len(data) - _FRAME.size, self._messages.get(stream)
-        if (
-            word != payload << 8 | _DATA
-            or length != payload - _PREFIX.size
-            or flags
-            or compressed
-            or self._block is not None
-            or begun is None
-            or begun
-        ):
-            return False
-        self._credit(0, payload)
-        self._credit(stream, payload)
-        self._listener.on_message(stream, data[_FRAME_AND_PREFIX.size :])
-        return True
 
     def _check(self, kind: int, length: int) -> None:
         if not self.is_greeted:

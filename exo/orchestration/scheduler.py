@@ -236,8 +236,6 @@ class Scheduler:
         """Those to decode in the next step: of all that decode a share for each member of the ring,
         so that every one has some to work on."""
         ready = [sequence for sequence in self._running.values() if sequence.can_decode]
-        if self._depth == 1:
-            return ready
         decoding = sum(sequence.is_decoding for sequence in self._running.values())
         return ready[: math.ceil(decoding / self._depth)]
 

@@ -3,6 +3,7 @@ import json
 import socket
 
 import pytest
+from cluster import free_port
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,12 +34,6 @@ class Heard(DiscoveryListener):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def loopback_discovery(name: str, port: int, cluster: str = "c") -> UDPDiscovery:
