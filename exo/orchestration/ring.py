@@ -12,6 +12,7 @@ from exo.inference.engine import InferenceEngine, StepOutput
 from exo.networking.frames import Release, Step, StepResult
 from exo.networking.messages import StepFailure
 from exo.networking.ring_stream import RingStream
+from exo.orchestration.busy_poll import BusyPoll
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner, tell
 
@@ -47,6 +48,7 @@ class Rank:
         self._live: set[str] = set()
         self._closed = False
         self._last_step = 0
+        self._busy_poll = BusyPoll()
         self._tasks = TaskOwner(f"rank {self.shard}")
 
     def start(self) -> None:
@@ -74,6 +76,7 @@ class Rank:
                     f"{'lacks' if frame.hidden_states is None else 'has'} hidden states"
                 )
             self._last_step = frame.number
+            self._busy_poll.end()
             for part in frame.batch.slices:
                 self._live.add(part.sequence_id)
             logger.debug(
@@ -90,6 +93,7 @@ class Rank:
     async def close(self) -> None:
         """Stop, cut the link, free the KV caches of this plan's sequences."""
         self._closed = True
+        self._busy_poll.end()
         await self._tasks.close()
         if self._link is not None:
             self._link.cancel()
@@ -105,10 +109,13 @@ class Rank:
                 raise outcome
             if self._link is None:
                 tell(self._loop, self._on_result, StepResult(step.number, outcome.tokens))
-            elif self.shard.is_last:
+                return
+            if self.shard.is_last:
                 self._link.send(StepResult(step.number, outcome.tokens))
             else:
                 self._link.send(Step(step.number, step.batch, outcome.hidden_states))
+            if step.number == self._last_step:
+                tell(self._loop, self._on_passed, step.number)
         except ExoError as error:
             tell(self._loop, self._on_failed, step.number, error)
         except Exception as error:
@@ -132,6 +139,10 @@ class Rank:
     def _on_result(self, result: StepResult) -> None:
         if not self._closed:
             self._deliver(result)
+
+    def _on_passed(self, step: int) -> None:
+        if not self._closed and step == self._last_step:
+            self._busy_poll.begin()
 
     def _on_failed(self, step: int, error: ExoError) -> None:
         if not self._closed:
