@@ -72,22 +72,21 @@ def probe(memory_override: int | None = None) -> DeviceCapabilities:
 
 def refreshed(known: DeviceCapabilities) -> DeviceCapabilities:
     """The same machine with the memory that is free now; cheap enough for every heartbeat."""
-    if known.accelerator == "metal":
-        return replace(known, memory_available_bytes=psutil.virtual_memory().available)
-    found = _probe_linux()
-    return replace(known, memory_available_bytes=found.memory_available_bytes)
+    if known.accelerator == "cuda":
+        return _probe_nvidia(known) or known
+    return replace(known, memory_available_bytes=_memory()[1])
 
 
 def _probe_mac() -> DeviceCapabilities:
-    memory = psutil.virtual_memory()
+    total, available = _memory()
     profile = _system_profiler()
     chip = profile.get("chip_type") or _run("sysctl", "-n", "machdep.cpu.brand_string")
     return DeviceCapabilities(
         model=profile.get("machine_name") or _run("sysctl", "-n", "hw.model") or "Mac",
         chip=chip or platform.processor(),
         accelerator="metal" if platform.machine() == "arm64" else "cpu",
-        memory_total_bytes=memory.total,
-        memory_available_bytes=memory.available,
+        memory_total_bytes=total,
+        memory_available_bytes=available,
         cores=psutil.cpu_count(logical=False) or 1,
     )
 
@@ -102,19 +101,27 @@ def _system_profiler() -> dict[str, str]:
 
 
 def _probe_linux() -> DeviceCapabilities:
-    memory = psutil.virtual_memory()
-    limit, used = cgroup_memory()
+    total, available = _memory()
     cpu = DeviceCapabilities(
         model=_read("/sys/devices/virtual/dmi/id/product_name")
         or _read("/proc/device-tree/model")
         or platform.node(),
         chip=_cpu_name(),
         accelerator="cpu",
-        memory_total_bytes=min(memory.total, limit or memory.total),
-        memory_available_bytes=min(memory.available, limit - used if limit else memory.available),
+        memory_total_bytes=total,
+        memory_available_bytes=available,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
     )
     return _probe_nvidia(cpu) or cpu
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes in all and free, of the machine or of the control group this process is confined to."""
+    memory = psutil.virtual_memory()
+    limit, used = cgroup_memory()
+    if not limit:
+        return memory.total, memory.available
+    return min(memory.total, limit), min(memory.available, limit - used)
 
 
 def _probe_nvidia(cpu: DeviceCapabilities) -> DeviceCapabilities | None:
