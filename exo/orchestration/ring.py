@@ -114,7 +114,7 @@ class Rank:
                 self._link.send(StepResult(step.number, outcome.tokens))
             else:
                 self._link.send(Step(step.number, step.batch, outcome.hidden_states))
-            if step.number == self._last_step:
+            if step.number == self._last_step:  # no other waits for this engine already
                 tell(self._loop, self._on_passed, step.number)
         except ExoError as error:
             tell(self._loop, self._on_failed, step.number, error)
