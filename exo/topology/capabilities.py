@@ -124,7 +124,7 @@ def _memory() -> tuple[int, int]:
     return min(memory.total, limit), min(memory.available, limit - used)
 
 
-def _probe_nvidia(cpu: DeviceCapabilities) -> DeviceCapabilities | None:
+def _probe_nvidia(machine: DeviceCapabilities) -> DeviceCapabilities | None:
     """The first NVIDIA card's memory in place of the machine's, or None without a card."""
     try:
         import pynvml
@@ -139,7 +139,7 @@ def _probe_nvidia(cpu: DeviceCapabilities) -> DeviceCapabilities | None:
         logger.debug("no usable NVIDIA card: %s", error)
         return None
     return replace(
-        cpu,
+        machine,
         chip=name.decode() if isinstance(name, bytes) else str(name),
         accelerator="cuda",
         memory_total_bytes=int(memory.total),
