@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from exo.errors import ExoError
@@ -48,6 +49,20 @@ class TaskOwner:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def on_own_thread(call: Callable[..., Item], *args: Any) -> Item:
+    """The result of a call that may take long or wait for others, from a thread of its own.
+
+    The event loop's pool has few places (5 on one core), and calls that hold one while they wait
+    for what another call brings wait for ever once they hold all of them: `asyncio.to_thread` is
+    for what ends by itself.
+    """
+    threads = ThreadPoolExecutor(1, getattr(call, "__name__", "call"))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
+    finally:
+        threads.shutdown(wait=False)
 
 
 def tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: Any) -> None:

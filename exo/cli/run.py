@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import re
 import sys
@@ -14,6 +13,7 @@ from exo.cli.client import stream_chat
 from exo.cli.running_node import run_until_signal, some_node
 from exo.errors import ExoError
 from exo.models.card import default_model, resolve
+from exo.tasks import on_own_thread
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ async def _converse(url: str, args: argparse.Namespace) -> int:
     messages: list[dict[str, str]] = []
     while True:
         try:
-            question = await asyncio.to_thread(input, "› ")
+            question = await on_own_thread(input, "› ")
         except EOFError:
             return 0
         if question.strip():

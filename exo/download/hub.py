@@ -215,7 +215,7 @@ class Hub(ModelSource):
             files = needed_files(listing)
             if weights is not None:
                 files = [f for f in files if not is_weights(f) or f.path in weights]
-            async with hub_session() as session, _locked(cache, files, on_progress):
+            async with hub_session() as session:
                 hub: list[Supplier] = []
                 if suppliers.has_hub:
                     hub = [HubSupplier(session, listing, self._endpoint)]
@@ -242,26 +242,31 @@ class Hub(ModelSource):
         hub: Sequence[Supplier],
         on_progress: OnProgress,
     ) -> None:
-        missing = []
-        for file in files:
-            if cache.has(listing.commit, file):
-                continue
-            if cache.blob(file).is_file():
-                cache.link(listing.commit, file)
-            else:
-                missing.append(file)
+        missing = [file for file in files if not _is_here(cache, listing, file)]
         if not missing:
             return
         report = _Report(listing.repo, missing, on_progress, _check_disk(cache, missing))
+        swarm = Swarm(self._sharing, peers) if peers else None
         transfer = Transfer(
             [*peers, *hub],
+            lambda file: _claimed(cache, listing, file, report),
             report.arrived,
             lambda file: cache.link(listing.commit, file),
             self._patience,
-            Swarm(self._sharing, peers) if peers else None,
+            swarm,
         )
-        await transfer.fetch([(file, cache.blob(file)) for file in missing])
+        with swarm.hearing() if swarm else contextlib.nullcontext():
+            await transfer.fetch([(file, cache.blob(file)) for file in missing])
         report.send("ready")
+
+
+def _is_here(cache: RepoCache, listing: Listing, file: RepoFile) -> bool:
+    """Whether the file is whole; if only its name is missing it gets that."""
+    if not cache.has(listing.commit, file):
+        if not cache.blob(file).is_file():
+            return False
+        cache.link(listing.commit, file)
+    return True
 
 
 def _known(cache: RepoCache, revision: str) -> Listing | None:
@@ -277,23 +282,23 @@ class _Suppliers:
 
 
 @contextlib.asynccontextmanager
-async def _locked(
-    cache: RepoCache, files: Sequence[RepoFile], on_progress: OnProgress
-) -> AsyncIterator[None]:
-    """Nobody else fetches these files; in one order, so that two processes do not wait for each
-    other."""
-    with contextlib.ExitStack() as stack:
-        for file in sorted(files, key=lambda file: file.digest):
-            lock: FileLock = cache.lock(file)
-            while True:
-                try:
-                    lock.acquire(timeout=0)
-                    break
-                except Timeout:
-                    on_progress(Progress("waiting", f"for another process to fetch {file.path}"))
-                    await asyncio.sleep(_PROGRESS_S)
-            stack.callback(lock.release)
-        yield
+async def _claimed(
+    cache: RepoCache, listing: Listing, file: RepoFile, report: _Report
+) -> AsyncIterator[bool]:
+    """Meanwhile nobody else fetches this file; False if somebody just did. No file waits for
+    another one's lock, so two processes cannot wait for each other."""
+    lock: FileLock = cache.lock(file)
+    while True:
+        try:
+            lock.acquire(timeout=0)
+            break
+        except Timeout:
+            report.waiting(file)
+            await asyncio.sleep(_PROGRESS_S)
+    try:
+        yield not _is_here(cache, listing, file)
+    finally:
+        lock.release()
 
 
 def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> str:
@@ -335,9 +340,11 @@ class _Report:
         file = event.file
         self._done[file.path] += event.count
         self._by_source[event.kind] += event.count
-        if event.kind == "disk" and not event.trouble:
-            return  # all files say so before the first one moves
         now = time.monotonic()
+        if event.kind == "disk" and not event.trouble and (event.count or now - self._sent < 1.0):
+            # All files say so before the first one moves; that one is hashed is told where nothing
+            # else moves.
+            return
         whole = self._done[file.path] == file.size
         if event.trouble:
             self._trouble, self._trouble_at = event.trouble, now
@@ -346,6 +353,13 @@ class _Report:
             self._look_at_speed(now)
             is_all = sum(self._done.values()) == self._total
             self.send("verifying" if is_all else "downloading", file)
+
+    def waiting(self, file: RepoFile) -> None:
+        """Another process fetches this file; said where nothing else goes on."""
+        now = time.monotonic()
+        if now - self._sent > 5 * _PROGRESS_S:
+            self._sent = now
+            self._on_progress(Progress("waiting", f"for another process to fetch {file.path}"))
 
     def _look_at_speed(self, now: float) -> None:
         came = self._by_source["hub"] + self._by_source["peer"]

@@ -24,6 +24,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from exo.download.hub_cache import Listing, RepoFile
 from exo.download.transfer import Supplier, SupplierFailed
 from exo.errors import AccessDenied, DownloadFailed, ExoError, ModelNotFound, SourceUnreachable
+from exo.tasks import on_own_thread
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ async def look_up(repo: str, revision: str, endpoint: str | None) -> Listing:
     for attempt in range(1, _LOOK_UPS + 1):
         rest_s = 0.3 * 2**attempt
         try:
-            return await asyncio.to_thread(_list_repo, repo, revision, endpoint)
+            return await on_own_thread(_list_repo, repo, revision, endpoint)
         except hub_errors.RevisionNotFoundError as error:
             raise ModelNotFound(
                 f"{repo} has no revision {revision!r} on the hub", param="model"

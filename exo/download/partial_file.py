@@ -3,6 +3,9 @@
 Beside the blob lie `<digest>.exo-part`, the data with holes, and `<digest>.exo-map`, one byte for
 each block of 1 MiB: 1 once the block is whole. A process that is killed loses at most the blocks it
 was writing; the next one goes on from the map.
+
+Nothing here waits for bytes to come, and no file stays open between two calls: a download may be of
+hundreds of files, and a process may have few threads and few descriptors (macOS gives 256).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from exo.errors import DownloadFailed
 BLOCK = 1 << 20
 
 _FLUSH = 64  # blocks
+_AT_ONCE = 16  # blocks hashed by one call, so that a thread serves several files
 
 
 def part_of(blob: Path) -> Path:
@@ -27,35 +31,44 @@ def part_of(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.exo-part")
 
 
+def bytes_here(blob: Path, file: RepoFile) -> int:
+    """How much of a file an earlier download left."""
+    try:
+        blocks = _map_of(blob).read_bytes()
+        if part_of(blob).stat().st_size == file.size and len(blocks) == _block_count(file):
+            return _bytes_of(blocks, file)
+    except FileNotFoundError:
+        pass
+    return 0
+
+
 class PartialFile:
-    """Who opens it holds the file's lock. Writing, hashing and `close` may be on different threads;
-    all else is the event loop's."""
+    """Who makes one holds the file's lock. Writing, hashing and `close` may be on different
+    threads, one of them hashing; all else is the event loop's."""
 
     def __init__(self, blob: Path, file: RepoFile) -> None:
         self.file = file
         self._blob = blob
         self.data_path = part_of(blob)
-        self._map_path = blob.with_name(f"{blob.name}.exo-map")
+        self._map_path = _map_of(blob)
         blob.parent.mkdir(parents=True, exist_ok=True)
-        blocks = -(-file.size // BLOCK)
-        self._data = os.open(self.data_path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._map = os.open(self._map_path, os.O_RDWR | os.O_CREAT, 0o644)
-        if os.fstat(self._data).st_size != file.size or os.fstat(self._map).st_size != blocks:
-            os.ftruncate(self._map, 0)
-            os.ftruncate(self._map, blocks)
-            os.ftruncate(self._data, file.size)
-        self._blocks = bytearray(os.pread(self._map, blocks, 0))
+        with _opened(self.data_path, os.O_CREAT) as data, _opened(self._map_path, os.O_CREAT) as m:
+            count = _block_count(file)
+            if os.fstat(data).st_size != file.size or os.fstat(m).st_size != count:
+                os.ftruncate(m, 0)
+                os.ftruncate(m, count)
+                os.ftruncate(data, file.size)
+            self._blocks = bytearray(os.pread(m, count, 0))
         self.on_its_way: set[tuple[int, int]] = set()  # ranges somebody is asked for
+        self._hashed = 0  # blocks
+        self._digest = self._new_digest()
         self._changed = threading.Condition()
         self._closed = False
-        self._users = 0  # threads that use the descriptors
+        self._users = 0  # threads that write
 
     @property
     def done_bytes(self) -> int:
-        whole = sum(self._blocks) * BLOCK
-        if self._blocks and self._blocks[-1]:
-            whole -= len(self._blocks) * BLOCK - self.file.size
-        return whole
+        return _bytes_of(self._blocks, self.file)
 
     def states(self) -> bytes:
         """For each block 1 if it is there, 2 if it is on its way, else 0."""
@@ -84,42 +97,58 @@ class PartialFile:
         Raises:
             DownloadFailed: closed before.
         """
-        with self._used():
+        with self._used(), _opened(self.data_path) as descriptor:
             view = memoryview(data)
             while view:
-                written = os.pwrite(self._data, view, start)
+                written = os.pwrite(descriptor, view, start)
                 view, start = view[written:], start + written
 
-    def mark(self, start: int, end: int) -> None:
+    def mark(self, start: int, end: int) -> bool:
         """Everything in [start, end) is written, where `start` begins a block: its whole blocks are
-        there."""
+        there. True if there are any."""
         first, last = start // BLOCK, end // BLOCK
         if end == self.file.size:
             last = len(self._blocks)
-        if last > first:
-            os.pwrite(self._map, b"\1" * (last - first), first)
-            with self._changed:
-                self._blocks[first:last] = b"\1" * (last - first)
-                self._changed.notify_all()
+        if last <= first:
+            return False
+        with _opened(self._map_path) as descriptor:
+            os.pwrite(descriptor, b"\1" * (last - first), first)
+        self._blocks[first:last] = b"\1" * (last - first)
+        return True
 
+    @property
+    def is_hashed(self) -> bool:
+        """True once all blocks are there and part of the digest."""
+        return self._hashed == len(self._blocks)
+
+    @property
     def digest(self) -> str:
-        """Digest of the whole file, computed while its bytes arrive; blocks until all are there.
+        """Digest of what is hashed, in hex."""
+        return self._digest.hexdigest()
 
-        Raises:
-            DownloadFailed: closed before.
-        """
-        hashed = hashlib.sha256() if self.file.sha256 else hashlib.sha1(usedforsecurity=False)
-        if not self.file.sha256:
-            # https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
-            hashed.update(f"blob {self.file.size}\0".encode())
-        with self.data_path.open("rb") as data:  # not a descriptor that `close` may pull away
-            for block in range(len(self._blocks)):
-                self._wait_for(block)
-                hashed.update(data.read(BLOCK))
-                if block % _FLUSH == _FLUSH - 1:
-                    # Bit by bit while the rest comes, not all at the end.
-                    os.fsync(data.fileno())
-        return hashed.hexdigest()
+    def hash_ahead(self) -> bool:
+        """Hash some of the blocks that follow those hashed before; False if the next one is not
+        there yet."""
+        first = last = self._hashed
+        while last < min(first + _AT_ONCE, len(self._blocks)) and self._blocks[last]:
+            last += 1
+        if last == first:
+            return False
+        with self.data_path.open("rb") as data:
+            data.seek(first * BLOCK)
+            for _ in range(first, last):
+                self._digest.update(data.read(BLOCK))
+            if last // _FLUSH > first // _FLUSH:
+                # Bit by bit while the rest comes, not all at the end.
+                os.fsync(data.fileno())
+        self._hashed = last
+        return True
+
+    def _new_digest(self) -> hashlib._Hash:
+        if self.file.sha256:
+            return hashlib.sha256()
+        # https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+        return hashlib.sha1(f"blob {self.file.size}\0".encode(), usedforsecurity=False)
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
@@ -134,37 +163,53 @@ class PartialFile:
                 self._users -= 1
                 self._changed.notify_all()
 
-    def _wait_for(self, block: int) -> None:
-        with self._changed:
-            while not self._blocks[block]:
-                if self._closed:
-                    raise DownloadFailed(f"the download of {self.file.path} was stopped")
-                self._changed.wait()
-
     def finish(self) -> None:
         """The file is whole and verified: it gets its name."""
         with self._used():
-            os.fsync(self._data)
+            with _opened(self.data_path) as descriptor:
+                os.fsync(descriptor)
             self.data_path.replace(self._blob)
             self._map_path.unlink(missing_ok=True)
             _sync_folder(self._blob.parent)
 
     def clear(self) -> None:
-        """Forget what was fetched."""
-        with self._changed:
-            self._blocks = bytearray(len(self._blocks))
-            os.pwrite(self._map, self._blocks, 0)
+        """Forget what was fetched. Nobody hashes meanwhile."""
+        self._blocks = bytearray(len(self._blocks))
+        with _opened(self._map_path) as descriptor:
+            os.pwrite(descriptor, self._blocks, 0)
+        self._hashed = 0
+        self._digest = self._new_digest()
 
     def close(self) -> None:
-        """Wait for who is writing, then let go: a descriptor's number is soon another file's."""
+        """Wait for who is writing, then nothing more is written: another process may go on."""
         with self._changed:
-            if self._closed:
-                return
             self._closed = True
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._users == 0)
-        os.close(self._data)
-        os.close(self._map)
+
+
+def _map_of(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.exo-map")
+
+
+def _block_count(file: RepoFile) -> int:
+    return -(-file.size // BLOCK)
+
+
+def _bytes_of(blocks: bytes | bytearray, file: RepoFile) -> int:
+    """Bytes of the blocks that are there; the last one may be short."""
+    whole = sum(blocks) * BLOCK
+    if blocks and blocks[-1]:
+        whole -= len(blocks) * BLOCK - file.size
+    return whole
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | flags, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -116,17 +116,25 @@ class Sharing:
             return []
         return [self._connect(node, at, repo) for node, at in sorted(self.neighbours().items())]
 
-    def begin(self, partials: Sequence[PartialFile], on_new: Callable[[], None]) -> None:
-        """These are fetched here from now on. `on_new`, from any thread: somebody else began."""
+    @contextlib.contextmanager
+    def hearing(self, on_new: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile `on_new` is called, from any thread, when somebody else begins a file."""
         with self._mutex:
             self._on_new.add(on_new)
-            self._partials |= {partial.file.digest: partial for partial in partials}
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._on_new.discard(on_new)
 
-    def end(self, partials: Sequence[PartialFile], on_new: Callable[[], None]) -> None:
+    def begin(self, partial: PartialFile) -> None:
+        """It is fetched here from now on."""
         with self._mutex:
-            self._on_new.discard(on_new)
-            for partial in partials:
-                self._partials.pop(partial.file.digest, None)
+            self._partials[partial.file.digest] = partial
+
+    def end(self, partial: PartialFile) -> None:
+        with self._mutex:
+            self._partials.pop(partial.file.digest, None)
 
     def held(self, repo: str, node_id: str, digests: Sequence[str]) -> list[Held]:
         """What is here of files that another node fetches."""
@@ -202,8 +210,9 @@ class Sharing:
 class Swarm(Rules):
     """One download beside those of the peers.
 
-    Who learns of another one that fetches a file asks the hub for nothing of it until it has looked
-    again at what everyone has: only then do all cut the file into the same parts.
+    Who begins a file, or learns of another one that fetches it, asks the hub for nothing of it
+    until it has looked again at what everyone has: only then do all cut the file into the same
+    parts.
     """
 
     span = SHARED_SPAN
@@ -213,32 +222,39 @@ class Swarm(Rules):
         self._sharing = sharing
         self._held: dict[str, dict[str, Held]] = {}  # by node, by digest
         self._grew: dict[tuple[str, str], tuple[int, float]] = {}  # (node, digest) -> blocks, when
-        self._partials: Sequence[PartialFile] = ()
+        self._partials: list[PartialFile] = []
         self._fetching: dict[str, set[str]] = {}  # by digest: who fetched it at the last poll
         self._wanted: list[str] = []  # digests of files that were not whole at the last poll
         self._answered: dict[str, float] = {}
         self._began = time.monotonic()
-        self._somebody_new = asyncio.Event()
+        self._look_soon = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, partials: Sequence[PartialFile]) -> None:
-        self._partials = partials
-        self._sharing.begin(partials, self._on_new)
+    def hearing(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile others' beginnings are looked at as they come."""
+        return self._sharing.hearing(self._on_new)
 
-    def end(self) -> None:
-        self._sharing.end(self._partials, self._on_new)
+    def begin(self, partial: PartialFile) -> None:
+        self._partials.append(partial)
+        self._sharing.begin(partial)
+        self._look_soon.set()
+
+    def end(self, partial: PartialFile) -> None:
+        self._partials.remove(partial)
+        self._sharing.end(partial)
+        self._fetching.pop(partial.file.digest, None)
 
     def _on_new(self) -> None:
-        self._loop.call_soon_threadsafe(self._somebody_new.set)
+        self._loop.call_soon_threadsafe(self._look_soon.set)
 
     async def until_next_poll(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
-                await self._somebody_new.wait()
+                await self._look_soon.wait()
 
     async def poll(self) -> None:
         """Hear from every peer what it has now."""
-        self._somebody_new.clear()
+        self._look_soon.clear()
         digests = [partial.file.digest for partial in self._partials]
         known = {digest: self._sharing.fetching(digest) for digest in digests}
         await asyncio.gather(*(self._hear(peer, digests) for peer in self.peers))
@@ -279,6 +295,8 @@ class Swarm(Rules):
         return None
 
     def may_at_all(self, supplier: Supplier, file: RepoFile, *, alone: bool) -> bool:
+        if file.digest not in self._fetching:
+            return False
         if isinstance(supplier, FilePeer):
             return file.digest in self._held.get(supplier.node_id, {})
         if alone:
@@ -294,7 +312,7 @@ class Swarm(Rules):
         if alone:
             return True
         fetching = self._sharing.fetching(file.digest)
-        if not fetching <= self._fetching.get(file.digest, set()):
+        if not fetching <= self._fetching[file.digest]:
             return False
         owners = [self._sharing.node_id]
         for peer in self.peers:

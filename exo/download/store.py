@@ -4,16 +4,21 @@ can."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import contextlib
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.source import LocalDirectory, ModelsFolders, ModelSource
-from exo.errors import InvalidRequest, ModelNotFound, SourceUnreachable
+from exo.errors import DownloadFailed, InvalidRequest, ModelNotFound, SourceUnreachable
 from exo.models.card import DUMMY, ModelCard, registry, resolve
+from exo.tasks import on_own_thread
+
+_LOOK_AGAIN_S = 0.5
 
 
 def default_sources(
@@ -38,13 +43,34 @@ def default_sources(
     ]
 
 
+class _Fetching:
+    """A model being brought, and everybody who waits for it or for their turn."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self._listeners: list[OnProgress] = []
+
+    @contextlib.contextmanager
+    def heard_by(self, listener: OnProgress) -> Iterator[None]:
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def tell(self, progress: Progress) -> None:
+        for listener in list(self._listeners):
+            listener(progress)
+
+
 class ModelStore:
     """One per node; several processes may share its directory."""
 
     def __init__(self, models_dir: Path, sources: Sequence[ModelSource]) -> None:
         self._models_dir = models_dir
         self._sources = sources
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._closed = False
+        self._fetching: dict[str, _Fetching] = {}
 
     def find(self, model_id: str, weights: Collection[str] | None = None) -> Path | None:
         """The model's directory if it is here already; touches no network. `weights` are the names
@@ -96,9 +122,10 @@ class ModelStore:
         if found is not None and not renew:
             return found
         card = resolve(model_id)
-        lock = self._locks.setdefault(model_id, asyncio.Lock())
-        async with lock:
-            return await asyncio.to_thread(self._fetch, card, weights, on_progress, renew)
+        fetching = self._fetching.setdefault(model_id, _Fetching())
+        with fetching.heard_by(on_progress):
+            async with fetching.turn:
+                return await on_own_thread(self._fetch, card, weights, fetching.tell, renew)
 
     def size(self, path: Path) -> int:
         """Bytes of disk that a model's directory takes."""
@@ -133,6 +160,7 @@ class ModelStore:
 
     def close(self) -> None:
         """Stop fetches that are under way."""
+        self._closed = True
         for source in self._sources:
             source.close()
 
@@ -144,8 +172,7 @@ class ModelStore:
         renew: bool,
     ) -> Path:
         self._models_dir.mkdir(parents=True, exist_ok=True)
-        name = card.model_id.replace("/", "--")
-        with FileLock(self._models_dir / f".{name}.lock"):
+        with self._claimed(card, on_progress):
             if renew:
                 for source in self._sources:
                     if (found := source.find(card)) is not None:
@@ -154,6 +181,26 @@ class ModelStore:
             elif (found := self._find(card, weights)) is not None:
                 return found
             return self._fetch_from_first(card, weights, on_progress)
+
+    @contextlib.contextmanager
+    def _claimed(self, card: ModelCard, on_progress: OnProgress) -> Iterator[None]:
+        """Meanwhile no other process brings this model from a source."""
+        # Not the name itself, which may be longer than a file's.
+        name = hashlib.sha256(card.model_id.encode()).hexdigest()[:16]
+        lock = FileLock(self._models_dir / f".{name}.lock")
+        while True:
+            try:
+                lock.acquire(timeout=_LOOK_AGAIN_S)
+                break
+            except Timeout:
+                if self._closed:
+                    raise DownloadFailed(f"the download of {card.model_id} was stopped") from None
+                other = f"for another process to bring {card.model_id}"
+                on_progress(Progress("waiting", other))
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _renewed(
         self, source: ModelSource, card: ModelCard, here: Path, on_progress: OnProgress

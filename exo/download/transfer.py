@@ -1,9 +1,13 @@
 """Files fetched in ranges, several at once, from whoever has them; verified before they are named.
 
-Work is cut into spans. Each supplier has workers that take the next span of any
-file. A span that fails goes back, and all workers of that supplier rest a while. A supplier that
-fails several times with nothing in between is given up; when nobody is left for a file, the last
-failure is the error.
+Work is cut into spans. Each supplier has workers that take the next span of any open file. A span
+that fails goes back, and all workers of that supplier rest a while. A supplier that fails several
+times with nothing in between is given up; when nobody is left for a file, the last failure is the
+error.
+
+Some files are open at a time, in the order they are given. Writing and hashing are done on threads
+of the transfer's own, by calls that never wait for one another: a file is hashed whenever more of
+it has come.
 """
 
 from __future__ import annotations
@@ -16,17 +20,26 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from exo.download.hub_cache import RepoFile
-from exo.download.partial_file import BLOCK, PartialFile
+from exo.download.partial_file import BLOCK, PartialFile, bytes_here
 from exo.errors import DiskFull, DownloadFailed, ExoError
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 SPAN = 16 * BLOCK
 """Bytes of one request. Larger costs fewer round trips; smaller spreads better over suppliers."""
+
+OPEN_FILES = 8
+"""Files at a time: as many as the hub is asked for at once. Each costs its lock's descriptor."""
+
+_THREADS = 4  # that write and hash
 
 
 class SupplierFailed(Exception):
@@ -93,6 +106,7 @@ class _Work:
     liars: list[_Serving] = field(default_factory=list)  # who sent a whole file of wrong bytes
     came: Counter[str] = field(default_factory=Counter)  # bytes by kind of supplier
     error: ExoError | None = None  # the last failure
+    came_more: asyncio.Event = field(default_factory=asyncio.Event)  # there is more to hash
 
     def take(self, index: int) -> tuple[int, int]:
         """A span off the list."""
@@ -131,11 +145,12 @@ class Rules(ABC):
     span: int
 
     @abstractmethod
-    def begin(self, partials: Sequence[PartialFile]) -> None:
-        """These files are fetched from now on."""
+    def begin(self, partial: PartialFile) -> None:
+        """This file is fetched from now on."""
 
     @abstractmethod
-    def end(self) -> None: ...
+    def end(self, partial: PartialFile) -> None:
+        """It is whole, or given up."""
 
     @abstractmethod
     async def poll(self) -> None:
@@ -157,29 +172,39 @@ class Rules(ABC):
         """Why nothing more is to be hoped for from that supplier, if so."""
 
 
+Claim = Callable[[RepoFile], contextlib.AbstractAsyncContextManager[bool]]
+"""While it is entered nobody else fetches the file; gives False if it is here by now."""
+
+
 class Transfer:
-    """Fetches files, whose locks the caller holds, into their blobs. Used once.
+    """Fetches files into their blobs. Used once.
 
     `suppliers`: the most trusted last. `on_arrived` hears of every piece, `on_verified` of every
-    file that got its name.
+    file that has its name.
     """
 
     def __init__(
         self,
         suppliers: Sequence[Supplier],
+        claim: Claim,
         on_arrived: Callable[[Arrived], None],
         on_verified: Callable[[RepoFile], None],
         patience: Patience | None = None,
         rules: Rules | None = None,
     ) -> None:
         self._serving = [_Serving(s, s.patience or patience or Patience()) for s in suppliers]
+        self._claim = claim
         self._on_arrived = on_arrived
         self._on_verified = on_verified
         self._rules = rules
         self._span = rules.span if rules else SPAN
-        self._works: list[_Work] = []  # not verified yet
+        self._works: list[_Work] = []  # open
+        self._left = 0  # files not verified yet
+        self._gave_up: ExoError | None = None  # why the last supplier was given up
         self._changed = asyncio.Condition()
+        self._may_open = asyncio.Semaphore(OPEN_FILES)
         self._polling: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, "transfer")
 
     async def fetch(self, files: Sequence[tuple[RepoFile, Path]]) -> None:
         """Fetch each file into its blob.
@@ -188,33 +213,67 @@ class Transfer:
             ExoError: nobody can bring a file, or it has the wrong digest from everyone.
             DiskFull, DownloadFailed: this machine cannot store it.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                for file, blob in files:
-                    partial = PartialFile(blob, file)
-                    stack.callback(partial.close)
-                    spans = _spans(partial, self._span)
-                    self._works.append(_Work(file, partial, [*self._serving], spans))
-                    self._arrived(self._works[-1], "disk", partial.done_bytes)
-                if self._rules is not None:
-                    stack.callback(self._rules.end)
-                    self._rules.begin([work.partial for work in self._works])
-                    await self._rules.poll()
-                async with asyncio.TaskGroup() as group:
-                    for work in list(self._works):
-                        group.create_task(self._verify(work))
-                    for serving in self._serving:
-                        for _ in range(serving.supplier.workers):
-                            group.create_task(self._serve(serving))
-                    if self._rules is not None:
-                        self._polling = group.create_task(self._keep_polling(self._rules))
-            except OSError as error:
-                raise storage_error(error) from error
-            except BaseExceptionGroup as failures:
-                cause = first_cause(failures)
-                if isinstance(cause, OSError):
-                    cause = storage_error(cause)
-                raise cause from failures
+        self._left = len(files)
+        try:
+            here = [await self._off(bytes_here, blob, file) for file, blob in files]
+            for (file, _), count in zip(files, here, strict=True):
+                if count:
+                    self._on_arrived(Arrived(file, "disk", count))
+            async with asyncio.TaskGroup() as group:
+                for (file, blob), count in zip(files, here, strict=True):
+                    group.create_task(self._bring(file, blob, count))
+                for serving in self._serving:
+                    for _ in range(serving.supplier.workers):
+                        group.create_task(self._serve(serving))
+                if self._rules is not None and files:
+                    self._polling = group.create_task(self._keep_polling(self._rules))
+        except OSError as error:
+            raise storage_error(error) from error
+        except BaseExceptionGroup as failures:
+            cause = first_cause(failures)
+            if isinstance(cause, OSError):
+                cause = storage_error(cause)
+            raise cause from failures
+        finally:
+            self._threads.shutdown(wait=False)
+
+    async def _off(self, call: Callable[..., Result], *args: Any) -> Result:
+        """On a thread, so that the next piece is received meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+    async def _bring(self, file: RepoFile, blob: Path, counted: int) -> None:
+        """One file, from claimed to verified. `counted`: bytes on disk that were told of."""
+        async with self._may_open, self._claim(file) as is_missing:
+            if is_missing:
+                with contextlib.closing(await self._off(PartialFile, blob, file)) as partial:
+                    await self._fetch_one(file, partial, counted)
+            else:
+                self._on_arrived(Arrived(file, "disk", file.size - counted))
+        self._on_verified(file)
+        async with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+        if not self._left and self._polling is not None:
+            self._polling.cancel()
+
+    async def _fetch_one(self, file: RepoFile, partial: PartialFile, counted: int) -> None:
+        suppliers = [one for one in self._serving if not one.supplier.given_up]
+        work = _Work(file, partial, suppliers, _spans(partial, self._span))
+        if partial.done_bytes != counted:  # another process was here meanwhile
+            self._arrived(work, "disk", partial.done_bytes - counted)
+        if not suppliers and work.spans:
+            raise self._gave_up or DownloadFailed(f"nobody could bring {file.path}")
+        if self._rules is not None:
+            self._rules.begin(partial)
+        async with self._changed:
+            self._works.append(work)
+            self._changed.notify_all()
+        try:
+            await self._verify(work)
+        finally:
+            self._works.remove(work)
+            if self._rules is not None:
+                self._rules.end(partial)
 
     async def _keep_polling(self, rules: Rules) -> None:
         """Until it is cancelled with the last file."""
@@ -226,7 +285,7 @@ class Transfer:
                     work.refused.clear()
                 for serving in self._serving:
                     if (error := rules.lost(serving.supplier)) is not None:
-                        serving.supplier.given_up = True
+                        serving.supplier.given_up, self._gave_up = True, error
                         self._without(serving, self._works, error)
                 self._changed.notify_all()
 
@@ -236,7 +295,7 @@ class Transfer:
             await asyncio.sleep(max(0.0, serving.rests_until - time.monotonic()))
             async with self._changed:
                 while (taken := self._take(serving)) is None:
-                    if not self._works:
+                    if not self._left:
                         return
                     await self._changed.wait()
             work, start, end = taken
@@ -279,9 +338,9 @@ class Transfer:
                         raise SupplierFailed(
                             DownloadFailed(f"{supplier.name} sent more than it was asked for")
                         )
-                    # Elsewhere, so that the next piece is received meanwhile.
-                    await asyncio.to_thread(work.partial.write, at, piece)
-                    work.partial.mark(at // BLOCK * BLOCK, at + len(piece))
+                    await self._off(work.partial.write, at, piece)
+                    if work.partial.mark(at // BLOCK * BLOCK, at + len(piece)):
+                        work.came_more.set()
                     at += len(piece)
                     serving.failures = 0
                     self._arrived(work, supplier.kind, len(piece))
@@ -306,7 +365,7 @@ class Transfer:
         if failure.final:
             self._without(serving, [work])
         elif not serving.failed(failure):
-            serving.supplier.given_up = True
+            serving.supplier.given_up, self._gave_up = True, failure.error
             self._without(serving, self._works, failure.error)
 
     def _arrived(self, work: _Work, kind: str, count: int, trouble: str = "") -> None:
@@ -327,17 +386,20 @@ class Transfer:
 
     async def _verify(self, work: _Work) -> None:
         """Hash the file while it comes; name it, or fetch it again from somebody else."""
-        while (found := await asyncio.to_thread(work.partial.digest)) != work.file.digest:
+        partial = work.partial
+        while True:
+            while not partial.is_hashed:
+                if await self._off(partial.hash_ahead):
+                    self._arrived(work, "disk", 0)  # a sign of life: nothing may come meanwhile
+                else:
+                    await work.came_more.wait()
+                    work.came_more.clear()
+            if partial.digest == work.file.digest:
+                await self._off(partial.finish)
+                return
             async with self._changed:
-                self._doubt(work, found)
+                self._doubt(work, partial.digest)
                 self._changed.notify_all()
-        await asyncio.to_thread(work.partial.finish)
-        self._on_verified(work.file)
-        async with self._changed:
-            self._works.remove(work)
-            self._changed.notify_all()
-        if not self._works and self._polling is not None:
-            self._polling.cancel()
 
     def _doubt(self, work: _Work, found: str) -> None:
         """A file has the wrong bytes. Who sent them is only known where one supplier sent all, so

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
@@ -45,6 +47,9 @@ class GrpcFilePeer(FilePeer):
         self.node_id = node_id
         self._repo = repo
         self.name = f"node {node_id}"
+        # A place for every call that can be under way at once: a read waits for its peer, and must
+        # not keep the peer from being asked what it has.
+        self._threads = ThreadPoolExecutor(self.workers + _Relay.workers + 2, f"from {node_id}")
         self._channel = grpc.insecure_channel(address, options=[*OPTIONS, *_BULK])
         self._stub = NodeServiceStub(self._channel)
         self._read = self._channel.unary_stream(
@@ -54,18 +59,21 @@ class GrpcFilePeer(FilePeer):
     async def exchange(self, own_id: str, digests: Sequence[str]) -> list[Held]:
         request = pb.HeldFilesRequest(node_id=own_id, repo=self._repo, digests=digests)
         with self._errors():
-            reply = await asyncio.to_thread(self._stub.HeldFiles, request, ASK_TIMEOUT_S)
+            reply = await self._off(self._stub.HeldFiles, request, ASK_TIMEOUT_S)
         return [Held(file.digest, file.whole, file.blocks) for file in reply.files]
 
     async def listing(self, revision: str, *, ask_hub: bool) -> Listing | None:
         request = pb.ListRepoRequest(repo=self._repo, revision=revision, ask_hub=ask_hub)
         timeout_s = HUB_TIMEOUT_S if ask_hub else ASK_TIMEOUT_S
         with self._errors():
-            reply = await asyncio.to_thread(self._stub.ListRepo, request, timeout_s)
+            reply = await self._off(self._stub.ListRepo, request, timeout_s)
         return messages.listing_from_pb(self._repo, reply)
 
     def relay(self) -> Supplier:
         return _Relay(self)
+
+    async def _off(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -91,7 +99,7 @@ class GrpcFilePeer(FilePeer):
         try:
             while True:
                 async with asyncio.timeout(silence_s):
-                    piece = await asyncio.to_thread(next, call, None)
+                    piece = await self._off(next, call, None)
                 if piece is None:
                     return
                 yield piece
@@ -109,6 +117,7 @@ class GrpcFilePeer(FilePeer):
 
     def close(self) -> None:
         self._channel.close()
+        self._threads.shutdown(wait=False)
 
 
 class _Relay(Supplier):
