@@ -41,8 +41,9 @@ class DownloadRoutes:
 
     async def start(self, http: web.Request) -> web.Response:
         """{"model", "all_nodes", "shard", "wait"} -> 202 and {"model", "nodes"}; with "wait" 200
-        when it is over and how it ended on each node. "shard" is "1/3" for what the first of three
-        equal shards reads."""
+        when it is over, how it ended on each node, and in "left_out", by the reason, the paths and
+        sizes of files that exo does not want. "shard" is "1/3" for what the first of three equal
+        shards reads."""
         body = await json_with_model(http)
         for name in ("all_nodes", "wait"):
             if not isinstance(body.get(name, False), bool):
@@ -57,7 +58,11 @@ class DownloadRoutes:
             if (error := ends[self._node.config.node_id]) is not None and len(ends) == 1:
                 raise error
             nodes = {node: error.message if error else "ready" for node, error in ends.items()}
-            return web.json_response({"model": model_id, "nodes": nodes})
+            unwanted = await asyncio.to_thread(self._node.store.left_out, model_id)
+            left_out = {
+                why: {file.path: file.size for file in files} for why, files in unwanted.items()
+            }
+            return web.json_response({"model": model_id, "nodes": nodes, "left_out": left_out})
         own = self._node.config.node_id
         names = [own, *self._node.membership.alive] if everywhere else [own]
         self._tasks.background(self._run(model_id, everywhere, shard), model_id)

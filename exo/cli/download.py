@@ -52,9 +52,18 @@ async def _download(args: argparse.Namespace) -> int:
             print(f"{node}: {end}")  # noqa: T201
     if set(answer["nodes"].values()) != {"ready"}:
         return 1
+    if args.verbose:
+        _tell_left_out(answer["left_out"])
     what = f"shard {args.shard} of {model}" if args.shard else model
     print(f"{what} is here{shown.summary()}")  # noqa: T201
     return 0
+
+
+def _tell_left_out(left_out: dict[str, dict[str, int]]) -> None:
+    for why, files in left_out.items():
+        print(f"left out, {why}:")  # noqa: T201
+        for path, size in files.items():
+            print(f"  {path}  {size / 1e6:,.1f} MB")  # noqa: T201
 
 
 async def _watch(session: aiohttp.ClientSession, url: str, shown: DownloadView) -> None:

@@ -64,6 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
     how_much.add_argument(
         "--shard", metavar="I/N", help="only what the I-th of N equal shards reads, like 1/3"
     )
+    fetch.add_argument(
+        "-v", "--verbose", action="store_true", help="list the repo's files that exo leaves out"
+    )
     add_node_flags(fetch)
     _let_parent_values_stand(fetch)
     removal = commands.add_parser("rm", help="delete a model's files from this machine")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,26 @@ _OUTER_TENSORS = {
 _GROUP_SIZE = 32
 
 
+_READ = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K")
+"""Formats of tensors that MLX reads."""
+
+
+def _found(source: Path) -> str:
+    """What is in a file that MLX does not read, and what it would."""
+    from gguf import GGUFReader  # late: only failures need it
+
+    try:
+        tensors = GGUFReader(source).tensors
+    except (ValueError, OSError, IndexError, KeyError, OverflowError) as error:
+        return f"not a GGUF file, or not a whole one ({error})"
+    counts = Counter(tensor.tensor_type.name for tensor in tensors)
+    others = [f"{count} tensors of {name}" for name, count in counts.items() if name not in _READ]
+    return (
+        f"it holds {', '.join(others) or 'a tensor of a shape MLX refuses'}; exo reads "
+        f"{', '.join(_READ)}. Take another quantization, or the model's safetensors"
+    )
+
+
 def convert_gguf(source: Path, target: Path, quantize: int | None = None) -> None:
     """Write `source` as an mlx-lm directory. Quantized tensors stay bit for bit what they are.
 
@@ -71,7 +92,7 @@ def convert_gguf(source: Path, target: Path, quantize: int | None = None) -> Non
         loaded: Any = mx.load(str(source), return_metadata=True)
         tensors, metadata = loaded
     except (RuntimeError, ValueError) as error:
-        raise ModelUnsupported(f"{source} is not a GGUF file MLX can read: {error}") from error
+        raise ModelUnsupported(f"{source} cannot be read: {_found(source)}") from error
     architecture = metadata.get("general.architecture")
     family = _FAMILIES.get(str(architecture))
     if family is None:

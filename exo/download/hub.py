@@ -24,12 +24,14 @@ from exo.download.hub_cache import (
     RepoCache,
     RepoFile,
     cached_repos,
+    check_index,
+    left_out,
     needed_files,
     split_revision,
 )
 from exo.download.hub_client import HubSupplier, hub_session, look_up
 from exo.download.outline import Outline, is_weights
-from exo.download.partial_file import part_of
+from exo.download.partial_file import part_of, tidy
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import FilePeer, Sharing, Swarm
 from exo.download.source import ModelSource
@@ -44,6 +46,7 @@ from exo.errors import (
     SourceUnreachable,
 )
 from exo.models.card import ModelCard
+from exo.models.weight_files import INDEX
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,13 @@ class Hub(ModelSource):
         if card.repo is None:
             return False
         return not huggingface_hub.is_offline_mode() or bool(self._sharing.neighbours())
+
+    def left_out(self, card: ModelCard) -> dict[str, list[RepoFile]]:
+        if card.repo is None:
+            return {}
+        repo, revision = split_revision(card.repo)
+        listing = _known(RepoCache(repo), revision)
+        return left_out(listing) if listing is not None else {}
 
     def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
         if (whole := self.find(card)) is not None or card.repo is None:
@@ -242,7 +252,13 @@ class Hub(ModelSource):
         hub: Sequence[Supplier],
         on_progress: OnProgress,
     ) -> None:
+        def here(file: RepoFile) -> None:
+            cache.link(listing.commit, file)
+            if file.path == INDEX:  # one of the first to come: an incomplete model ends here
+                check_index(cache.snapshot(listing.commit), listing)
+
         missing = [file for file in files if not _is_here(cache, listing, file)]
+        check_index(cache.snapshot(listing.commit), listing)
         if not missing:
             return
         report = _Report(listing.repo, missing, on_progress, _check_disk(cache, missing))
@@ -251,7 +267,7 @@ class Hub(ModelSource):
             [*peers, *hub],
             lambda file: _claimed(cache, listing, file, report),
             report.arrived,
-            lambda file: cache.link(listing.commit, file),
+            here,
             self._patience,
             swarm,
         )
@@ -265,6 +281,7 @@ def _is_here(cache: RepoCache, listing: Listing, file: RepoFile) -> bool:
     if not cache.has(listing.commit, file):
         if not cache.blob(file).is_file():
             return False
+        tidy(cache.blob(file))
         cache.link(listing.commit, file)
     return True
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from filelock import FileLock
 from huggingface_hub import constants
 
 from exo.errors import ModelUnsupported
+from exo.models.weight_files import INDEX, chosen_weights
 
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """A commit, git's sha1 of a file, or a sha256."""
@@ -62,24 +64,68 @@ def needed_files(listing: Listing) -> list[RepoFile]:
     """The files that exo reads: configuration, tokenizer, safetensors; small ones first.
 
     Raises:
-        ModelUnsupported: the repo has no configuration or no safetensors.
+        ModelUnsupported: the repo has no configuration, no safetensors, or not all of them.
     """
-    files = [file for file in listing.files if _NEEDED.fullmatch(file.path)]
-    names = {file.path for file in files}
+    names = {file.path for file in listing.files}
     if "config.json" not in names:
-        raise ModelUnsupported(f"{listing.repo} has no config.json: it is not a model exo can run")
-    if not any(name.endswith(".safetensors") for name in names):
-        kinds = sorted({Path(file.path).suffix for file in listing.files} & _OTHER_WEIGHTS)
+        raise ModelUnsupported(f"{listing.repo} is not a model exo can run: {_holds(names)}")
+    try:
+        weights = chosen_weights(names)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{listing.repo}: {error.message}") from error
+    if not weights:
         raise ModelUnsupported(
-            f"{listing.repo} has no model*.safetensors"
-            + (f", only {', '.join(kinds)}" if kinds else "")
-            + "; pickled weights are not read, a .gguf file can be named by its path"
+            f"{listing.repo} has no model*.safetensors: {_holds(names)}; pickled weights are not "
+            "read, a .gguf file can be named by its path"
         )
+    files = [f for f in listing.files if f.path in weights or _is_read(f.path)]
     return sorted(files, key=lambda file: (file.size, file.path))
 
 
-_NEEDED = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|model[^/]*\.safetensors")
+def left_out(listing: Listing) -> dict[str, list[RepoFile]]:
+    """Files of a repo that `needed_files` does not name, by the reason."""
+    needed = set(needed_files(listing))
+    found: dict[str, list[RepoFile]] = {}
+    for file in listing.files:
+        if file not in needed:
+            kinds = (why for pattern, why in _NOT_READ if pattern.search(file.path))
+            found.setdefault(next(kinds, "not read by exo"), []).append(file)
+    return found
+
+
+def _holds(names: Collection[str]) -> str:
+    """What is in a repo that is no model, for who named it."""
+    gguf = sorted(name for name in names if name.endswith(".gguf"))
+    if gguf:
+        some = ", ".join(gguf[:3]) + (", …" if len(gguf) > 3 else "")
+        return (
+            f"it holds {len(gguf)} GGUF files ({some}) and no config.json; download one of them "
+            "and name it by its path, or name a repo of safetensors"
+        )
+    kinds = sorted({Path(name).suffix for name in names} & _OTHER_WEIGHTS)
+    if "config.json" not in names:
+        return "it has no config.json" + (f", only {', '.join(kinds)}" if kinds else "")
+    return f"only {', '.join(kinds)}" if kinds else "it has no weights"
+
+
+def _is_read(path: str) -> bool:
+    """Configuration and tokenizer, whatever they are called; folders hold other formats."""
+    return bool(_SMALL.fullmatch(path)) and not _NOT_READ_EITHER.fullmatch(path)
+
+
+_SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)")
+_NOT_READ_EITHER = re.compile(
+    r"(pytorch_model|tf_model|flax_model|consolidated|adapter_)[^/]*\.json|"
+    r"(trainer_state|\w+_results|params|tekken)\.json|(LICENSE|requirements|README)\.txt",
+    re.IGNORECASE,
+)
 _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_NOT_READ = [
+    (re.compile(r"\.(bin|pt|pth|pkl|ckpt)$"), "pickled"),
+    (re.compile(r"\.(onnx|onnx_data|h5|msgpack|tflite|ot|gguf|mlmodel)$"), "another format"),
+    (re.compile(r"\.safetensors$"), "the same weights again"),
+    (re.compile(r"\.(png|jpe?g|gif|svg|webp|mp4|pdf)$"), "pictures"),
+]
 
 
 def cache_folder() -> Path:
@@ -201,15 +247,32 @@ def _entry_of(file: RepoFile) -> dict[str, Any]:
     return entry
 
 
+def check_index(folder: Path, listing: Listing) -> None:
+    """Raises ModelUnsupported if the index names weight files that the repo does not have."""
+    known = {file.path for file in listing.files}
+    if missing := sorted(set(_indexed(folder)) - known):
+        raise ModelUnsupported(
+            f"{listing.repo}: its index names {missing[0]}, which is not there: the upload of this "
+            "model is not complete"
+        )
+
+
+def _indexed(folder: Path) -> list[str]:
+    """The weight files a checkpoint's index names; none where there is no index that can be
+    read."""
+    try:
+        return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return []
+
+
 def _looks_whole(snapshot: Path) -> bool:
-    index = snapshot / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            return False
-        return all((snapshot / name).is_file() for name in names)
-    return any(snapshot.glob("model*.safetensors"))
+    names = [file.name for file in snapshot.iterdir()]
+    try:
+        wanted = _indexed(snapshot) or chosen_weights(names)
+    except ModelUnsupported:
+        return False
+    return bool(wanted) and all((snapshot / name).is_file() for name in wanted)
 
 
 def _write(file: Path, text: str) -> None:

@@ -42,6 +42,11 @@ def bytes_here(blob: Path, file: RepoFile) -> int:
     return 0
 
 
+def tidy(blob: Path) -> None:
+    """Take away what a process that was killed at the very end left beside a whole blob."""
+    _map_of(blob).unlink(missing_ok=True)
+
+
 class PartialFile:
     """Who makes one holds the file's lock. Writing, hashing and `close` may be on different
     threads, one of them hashing; all else is the event loop's."""

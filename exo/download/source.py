@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from exo.download.hub_cache import split_revision
+from exo.download.hub_cache import RepoFile, split_revision
 from exo.download.progress import OnProgress
 from exo.errors import ModelNotFound
 from exo.models.card import ModelCard
@@ -44,6 +44,10 @@ class ModelSource(ABC):
             DownloadFailed: the files could not be fetched whole.
         """
         raise ModelNotFound(f"{self.name} cannot fetch {card.model_id}")
+
+    def left_out(self, card: ModelCard) -> dict[str, list[RepoFile]]:
+        """Files that the source has and exo does not want, by the reason; touches no network."""
+        return {}
 
     def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
         """The directory if all but its weight files is here, of those the ones named `weights`, and

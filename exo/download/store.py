@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from exo.download.hub_cache import RepoFile
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.source import LocalDirectory, ModelsFolders, ModelSource
@@ -126,6 +127,13 @@ class ModelStore:
         with fetching.heard_by(on_progress):
             async with fetching.turn:
                 return await on_own_thread(self._fetch, card, weights, fetching.tell, renew)
+
+    def left_out(self, model_id: str) -> dict[str, list[RepoFile]]:
+        """Files that the model's source has and exo does not want, by the reason; touches no
+        network."""
+        card = resolve(model_id)
+        found = (source.left_out(card) for source in self._sources)
+        return next((files for files in found if files), {})
 
     def size(self, path: Path) -> int:
         """Bytes of disk that a model's directory takes."""

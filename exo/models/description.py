@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
+from exo.models.weight_files import chosen_weights
 from exo.shard import Shard
 
 KV_RESERVE_TOKENS = 4096
@@ -152,10 +153,10 @@ def safetensors_files(path: Path) -> list[Path]:
     Raises:
         ModelUnsupported: there are none.
     """
-    files = sorted(path.glob("model*.safetensors"))
-    if not files:
+    chosen = chosen_weights([file.name for file in path.glob("model*.safetensors")])
+    if not chosen:
         raise ModelUnsupported(f"{path} has no model*.safetensors (pickled weights are not read)")
-    return files
+    return [path / name for name in chosen]
 
 
 def absent_weights(path: Path) -> frozenset[str]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -174,3 +175,20 @@ def test_a_changed_file_is_converted_anew(tmp_path: Path) -> None:
     assert source.find(card) == first
     write_gguf(tmp_path / "source", file, "llama", **{"general.name": "other"})
     assert source.find(resolve(str(file))) is None
+
+
+def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """Q4_K_M of a small Gemma: rows too short for K-quants are Q5_0, which MLX refuses."""
+    file = tmp_path / "gemma.gguf"
+    writer = gguf.GGUFWriter(file, "gemma3")
+    rows = np.zeros((4, 22), np.uint8)  # a Q5_0 block is 22 bytes for 32 values
+    writer.add_tensor("blk.0.attn_q.weight", rows, raw_dtype=gguf.GGMLQuantizationType.Q5_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelUnsupported, match=r"holds 1 tensors of Q5_0; exo reads F32.*Q6_K"):
+        convert_gguf(file, tmp_path / "out")
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ModelUnsupported, match="not a GGUF file, or not a whole"):
+        convert_gguf(file, tmp_path / "out")

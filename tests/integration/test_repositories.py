@@ -1,0 +1,196 @@
+"""Whatever shape a repository has, naming it is enough: fetched, run, on one node and on three.
+
+On one core, with few descriptors, killed at any moment, many at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import cluster, free_port
+from hub_server import HubServer
+from repositories import RUNNABLE, Shape, recorded, shaped
+
+FEW_FILES = 256
+
+ALL = os.environ.get("EXO_TEST_ALL") == "1"
+KILLED = ["deepseek-ai/DeepSeek-V3", "someone/odd_Names.v1"]
+"""Shapes that are killed in every run; all of them where EXO_TEST_ALL is 1: 20 s each."""
+
+NEVER = (".bin", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".png", ".tflite", ".ot")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HubServer]:
+    with HubServer() as running:
+        yield running
+
+
+def shape(repo: str, server: HubServer, tmp_path: Path) -> Shape:
+    made = shaped(repo, tmp_path / "made")
+    server.put(repo, made.files)
+    server.sent.clear()
+    return made
+
+
+def exo(
+    folder: Path, server: HubServer, *arguments: str, cores: int = 1, files: int = FEW_FILES
+) -> subprocess.Popen[str]:
+    """An exo of its own on few cores and with few descriptors."""
+
+    def constrain() -> None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    environment = os.environ | {
+        "EXO_HOME": str(folder / "home"),
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_OFFLINE": "0",
+    }
+    alone = ("--discovery-module", "none", "--interface", "lo")
+    port = ("--chatgpt-api-port", str(free_port()))
+    return subprocess.Popen(
+        [sys.executable, "-m", "exo.cli.main", *arguments, *alone, *port],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=constrain,
+    )
+
+
+def ended(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"it did not end:\n{out}\n{err}") from None
+    return process.returncode, out, err
+
+
+def check_sent(made: Shape, server: HubServer, nodes: int = 1) -> None:
+    """Each byte that is needed was sent once, and nothing that can never be used. To place a model
+    each node reads the headers of the weight files, at most 64 KiB of each."""
+    by_content = {made.files[path]: path for path in server.sent}
+    for path, count in server.sent.items():
+        again = nodes * 65536 if path in made.weights else 0
+        assert 0 <= count - len(made.files[path]) <= again, path
+        assert not path.endswith(NEVER) and "/" not in path, path
+        assert not path.endswith(".safetensors") or path in made.weights, path
+    for path in (*made.weights, "config.json", "tokenizer.json"):
+        assert made.files[path] in by_content, path
+
+
+RUN = ("--prompt", "word1 word2", "--max-tokens", "3", "--temperature", "0")
+
+
+@pytest.mark.parametrize("repo", RUNNABLE)
+def test_naming_it_is_enough(repo: str, server: HubServer, tmp_path: Path) -> None:
+    made = shape(repo, server, tmp_path)
+    status, out, err = ended(exo(tmp_path, server, "run", repo, *RUN))
+    assert status == 0, err
+    assert len(out.split()) == 3
+    check_sent(made, server)
+    before = Counter(server.sent)
+    status, out, err = ended(exo(tmp_path, server, "download", repo, "-v", cores=2))
+    assert status == 0 and f"{repo} is here" in out, err
+    told = [path for path in made.files if path in out]
+    assert set(told) >= {path for path in made.files if path.endswith(NEVER)}
+    assert all(server.sent[path] == count for path, count in before.items())
+
+
+@pytest.mark.parametrize("repo", RUNNABLE)
+async def test_three_nodes_fetch_each_byte_once_and_answer(
+    repo: str, server: HubServer, tmp_path: Path
+) -> None:
+    made = shape(repo, server, tmp_path)
+    async with cluster(tmp_path) as c:
+        for name in ("a", "b", "c"):
+            c.add_with_cache(name, server.url, "--memory", "1GB")
+        await c.together()
+        text = await c.nodes["b"].chat("word1 word2", repo, max_tokens=3)
+        assert await c.nodes["c"].chat("word1 word2", repo, max_tokens=3) == text
+        await c.nodes["a"].post(
+            "/v1/download", {"model": repo, "all_nodes": True, "wait": True}, 60
+        )
+    check_sent(made, server, nodes=3)
+
+
+def test_what_is_no_model_says_what_it_is(server: HubServer, tmp_path: Path) -> None:
+    says = {
+        "bartowski/Qwen2.5-7B-Instruct-GGUF": "25 GGUF files",
+        "someone/only-a-readme": "no config.json",
+        "someone/upload-that-stopped": "model-00003-of-00004.safetensors is missing",
+    }
+    assert set(says) == set(recorded()) - set(RUNNABLE)
+    for repo, text in says.items():
+        shape(repo, server, tmp_path)
+        status, _, err = ended(exo(tmp_path, server, "run", repo, *RUN))
+        assert status == 1 and text in err and repo in err, err
+        assert not server.sent
+
+
+def test_an_index_that_names_a_missing_file_ends_it_early(
+    server: HubServer, tmp_path: Path
+) -> None:
+    made = shape("mlx-community/Qwen3-0.6B-4bit", server, tmp_path)
+    index = b'{"weight_map": {"a": "model.safetensors", "b": "model-extra.safetensors"}}'
+    server.put("someone/index", made.files | {"model.safetensors.index.json": index})
+    status, _, err = ended(exo(tmp_path, server, "download", "someone/index"))
+    assert status == 1
+    assert "its index names model-extra.safetensors, which is not there" in err
+
+
+@pytest.mark.parametrize("repo", RUNNABLE if ALL else KILLED)
+def test_killed_at_ten_moments_it_arrives(repo: str, server: HubServer, tmp_path: Path) -> None:
+    made = shape(repo, server, tmp_path)
+    server.rate = 1e6
+    rng = random.Random(repo)
+    try:
+        for _ in range(10):
+            sent = sum(server.sent.values())
+            process = exo(tmp_path, server, "download", repo, cores=2)
+            enough = sent + rng.randrange(1, 100_000)
+            deadline = time.monotonic() + 30
+            while sum(server.sent.values()) < enough and process.poll() is None:
+                assert time.monotonic() < deadline, "nothing comes"
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    finally:
+        server.rate = None
+    status, _, err = ended(exo(tmp_path, server, "download", repo, cores=2))
+    assert status == 0, err
+    (snapshot,) = (tmp_path / "hub").glob("models--*/snapshots/*")
+    for path in (*made.weights, "config.json", "tokenizer.json"):
+        assert (snapshot / path).read_bytes() == made.files[path]
+    assert not [f for f in (snapshot.parents[1] / "blobs").iterdir() if "exo" in f.name]
+
+
+async def test_ten_models_at_once_arrive_on_one_node(server: HubServer, tmp_path: Path) -> None:
+    made = shape("mlx-community/Qwen3-0.6B-4bit", server, tmp_path)
+    repos = [f"org/model{i}" for i in range(10)]
+    for i, repo in enumerate(repos):
+        server.put(repo, made.files | {"vocab.json": bytes([i]) * 400_000})
+    async with cluster(tmp_path) as c:
+        node = c.add_with_cache("a", server.url)
+        await c.together()
+        body = {"wait": True}
+        ends = await asyncio.gather(
+            *(node.post("/v1/download", body | {"model": repo}, 60) for repo in repos)
+        )
+        assert all(end["nodes"] == {"a": "ready"} for end in ends)
