@@ -17,7 +17,7 @@ from exo.errors import PromptTooLong
 from exo.inference.sampling import SampledToken
 from exo.models.description import ModelDescription
 from exo.models.tokenizer import TextStream, Tokenizer, load_tokenizer
-from exo.networking.messages import GenerationRequest
+from exo.networking.calls.messages import GenerationRequest
 from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)

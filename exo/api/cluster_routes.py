@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from exo import __version__
-from exo.orchestration.activity import as_json
+from exo.orchestration.files.activity import as_json
 from exo.orchestration.node import StandardNode
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from exo.api.json_body import json_with_model
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve
-from exo.orchestration.activity import as_json
+from exo.orchestration.files.activity import as_json
 from exo.orchestration.node import StandardNode
 from exo.tasks import TaskOwner
 

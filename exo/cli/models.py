@@ -18,7 +18,7 @@ from exo.download.hub_cache import cache_folder
 from exo.download.store import ModelStore, default_sources
 from exo.errors import PeerUnavailable
 from exo.models.card import ModelCard, registry
-from exo.orchestration.usage import Usage
+from exo.orchestration.files.usage import Usage
 
 
 def show_models(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from exo import __version__
 from exo.cli.activity_line import activity_line, is_under_way
-from exo.orchestration.activity import as_json
+from exo.orchestration.files.activity import as_json
 from exo.orchestration.node import StandardNode
 from exo.shard import RingPlan
 from exo.topology.capabilities import GB

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from exo.download.progress import OnProgress
 from exo.inference.benchmark import GREEDY, random_tokens
-from exo.networking.messages import GenerationRequest
+from exo.networking.calls.messages import GenerationRequest
 from exo.orchestration.node import StandardNode
 
 

@@ -6,11 +6,11 @@ from exo.download.sharing import Sharing
 from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest
 from exo.inference.choose import make_engine
-from exo.networking.discovery import Discovery, NoDiscovery
-from exo.networking.interfaces import Interface, lan_interfaces, named_interfaces
-from exo.networking.manual_discovery import ManualDiscovery
-from exo.networking.peer_files import GrpcFilePeer
-from exo.networking.udp_discovery import UDPDiscovery
+from exo.networking.calls.peer_files import GrpcFilePeer
+from exo.networking.discovery.base import Discovery, NoDiscovery
+from exo.networking.discovery.interfaces import Interface, lan_interfaces, named_interfaces
+from exo.networking.discovery.manual import ManualDiscovery
+from exo.networking.discovery.udp import UDPDiscovery
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.node import StandardNode
 

@@ -23,29 +23,29 @@ from exo.errors import (
 from exo.inference.engine import InferenceEngine
 from exo.inference.sampling import SamplingParams
 from exo.models.description import ModelDescription
-from exo.networking import messages
-from exo.networking.discovery import Discovery, Route
-from exo.networking.frames import Frame
-from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.interfaces import KINDS, Interface
-from exo.networking.messages import (
+from exo.networking.calls import messages
+from exo.networking.calls.messages import (
     GenerationEvent,
     GenerationRequest,
     HeldModel,
     Prepared,
     StepFailure,
 )
-from exo.networking.peer_handle import Beat
-from exo.networking.server import NodeHandler, NodeServer
-from exo.orchestration.activity import Activity
-from exo.orchestration.cluster_files import ClusterFiles
+from exo.networking.calls.peer_handle import Beat
+from exo.networking.calls.server import NodeHandler, NodeServer
+from exo.networking.discovery.base import Discovery, Route
+from exo.networking.discovery.interfaces import KINDS, Interface
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.rings.frames import Frame
 from exo.orchestration.config import NodeConfig
-from exo.orchestration.membership import Membership
-from exo.orchestration.model_files import ModelFiles
-from exo.orchestration.planner import Member, Planner
-from exo.orchestration.published import PublishedPlans
-from exo.orchestration.rings import Rings
-from exo.orchestration.usage import Usage
+from exo.orchestration.files.activity import Activity
+from exo.orchestration.files.cluster_files import ClusterFiles
+from exo.orchestration.files.model_files import ModelFiles
+from exo.orchestration.files.usage import Usage
+from exo.orchestration.membership.membership import Membership
+from exo.orchestration.planning.planner import Member, Planner
+from exo.orchestration.planning.published import PublishedPlans
+from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from cluster import Cluster, ExoProcess, until
 
+from exo.networking.calls.messages import PROTOCOL
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
-from exo.networking.messages import PROTOCOL
 
 ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
 

@@ -14,13 +14,13 @@ from cluster import cluster, free_port, until
 from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
 from exo.inference.dummy.engine import DummyEngine, Faults
-from exo.networking.discovery import NoDiscovery, Route
+from exo.networking.calls.messages import PROTOCOL
+from exo.networking.discovery.base import NoDiscovery, Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
     NodeServiceServicer,
     add_NodeServiceServicer_to_server,
 )
-from exo.networking.messages import PROTOCOL
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.node import StandardNode
 

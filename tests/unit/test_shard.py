@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from exo.errors import InvalidFrame, PlanMismatch
-from exo.networking.messages import plan_from_pb, plan_to_pb
+from exo.networking.calls.messages import plan_from_pb, plan_to_pb
 from exo.shard import RingMember, RingPlan, Shard
 
 

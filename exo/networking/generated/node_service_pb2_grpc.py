@@ -217,7 +217,7 @@ class NodeServiceServicer:
 
     def ReadFile(self, request, context):
         """A range of a file that the receiver has. The pieces are its bytes, not messages of their own:
-        see exo/networking/server.py.
+        see exo/networking/calls/server.py.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -827,7 +827,7 @@ class RingServiceServicer:
     def Frames(self, request_iterator, context):
         """The hop: kept open from each member of a plan to the next, and from the tail to the head. The
         plan's hash is metadata, "exo-plan". The Ack never comes unless the sender ends the stream.
-        The frames are MessagePack: see exo/networking/frames.py.
+        The frames are MessagePack: see exo/networking/rings/frames.py.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

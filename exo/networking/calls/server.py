@@ -1,0 +1,375 @@
+"""The gRPC server: decodes what peers send and hands it to the node. One session's failure is
+that session's alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from exo.download.progress import OnProgress, Progress
+from exo.download.relay import listing_for_peer, relayed
+from exo.download.sharing import Sharing
+from exo.errors import ExoError
+from exo.networking.calls import messages
+from exo.networking.calls.messages import (
+    GenerationEvent,
+    GenerationRequest,
+    HeldModel,
+    Prepared,
+    StepFailure,
+)
+from exo.networking.calls.peer_handle import Beat, beat_from_pb, beat_to_pb
+from exo.networking.generated import node_service_pb2 as pb
+from exo.networking.generated.node_service_pb2_grpc import (
+    NodeServiceServicer,
+    add_NodeServiceServicer_to_server,
+)
+from exo.networking.rings.frames import Frame
+from exo.networking.rings.server import RingServer
+from exo.networking.rpc import OPTIONS, PULSE_S, abort, host_of
+from exo.shard import RingPlan
+from exo.tasks import with_pulse
+
+logger = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Result = TypeVar("Result")
+
+
+class NodeHandler(ABC):
+    """What a node does for its peers. Every method may raise an ExoError; the caller gets it."""
+
+    sharing: Sharing
+
+    @abstractmethod
+    def on_hello(self, request: pb.HelloRequest, host: str) -> pb.HelloReply: ...
+
+    @abstractmethod
+    def on_beat(self, node_id: str, beat: Beat) -> Beat: ...
+
+    @abstractmethod
+    def on_goodbye(self, node_id: str, instance_id: str) -> None: ...
+
+    @abstractmethod
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+    ) -> RingPlan: ...
+
+    @abstractmethod
+    async def prepare(
+        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
+    ) -> Prepared: ...
+
+    @abstractmethod
+    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
+
+    @abstractmethod
+    async def warm_up(self, plan: RingPlan) -> None: ...
+
+    @abstractmethod
+    async def publish(self, plan: RingPlan) -> None: ...
+
+    @abstractmethod
+    async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None: ...
+
+    @abstractmethod
+    async def idle_s(self, plan_hash: str) -> float | None: ...
+
+    @abstractmethod
+    async def unload(self, plan_hash: str) -> bool: ...
+
+    @abstractmethod
+    async def models_here(self) -> list[HeldModel]: ...
+
+    @abstractmethod
+    def on_frame(self, plan_hash: str, frame: Frame) -> None: ...
+
+    @abstractmethod
+    def on_failure(self, failure: StepFailure) -> None: ...
+
+    @abstractmethod
+    def generate_as_head(
+        self, plan_hash: str, request: GenerationRequest
+    ) -> AsyncGenerator[GenerationEvent, None]: ...
+
+
+@dataclass(frozen=True)
+class _Done(Generic[Result]):
+    value: Result
+
+
+class NodeServer:
+    """Listens on the given hosts: all calls on one port, the streams of rings on another."""
+
+    def __init__(self, handler: NodeHandler) -> None:
+        self._rings = RingServer(handler.on_frame)
+        self.ring_port = 0
+        self._server = grpc.aio.server(options=OPTIONS)
+        servicer = _Servicer(handler)
+        add_NodeServiceServicer_to_server(servicer, self._server)
+        # Pieces of files are bytes from end to end; a message would be copied twice more.
+        read_file = grpc.unary_stream_rpc_method_handler(
+            servicer.ReadFile, pb.ReadFileRequest.FromString
+        )
+        self._server.add_registered_method_handlers("exo.NodeService", {"ReadFile": read_file})
+
+    async def start(self, hosts: list[str], port: int) -> int:
+        """Listen; port 0 picks free ones, any other is followed by the one for rings. Returns the
+        port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        ring_port = port + 1 if port else 0
+        for host in hosts:
+            try:
+                port = self._server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError as error:
+                raise OSError(f"cannot listen on {host}:{port} for other nodes: {error}") from error
+        # After what may fail, so that nothing is left listening.
+        self.ring_port = await self._listen_for_rings(hosts, ring_port)
+        await self._server.start()
+        return port
+
+    async def _listen_for_rings(self, hosts: list[str], port: int) -> int:
+        try:
+            return await self._rings.start(hosts, port)
+        except OSError as error:
+            if port == 0:
+                raise
+            found = await self._rings.start(hosts, 0)
+            logger.warning(
+                "rings use port %d, because %d is taken (%s): a firewall has to let it through",
+                found,
+                port,
+                error,
+            )
+            return found
+
+    async def stop(self) -> None:
+        await self._rings.stop()
+        await self._server.stop(grace=0.2)
+
+
+class _Servicer(NodeServiceServicer):
+    def __init__(self, handler: NodeHandler) -> None:
+        self._handler = handler
+
+    async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
+        host = _host_of(context.peer())
+        return await _answer(context, _sync(self._handler.on_hello, request, host))
+
+    async def Heartbeats(
+        self, requests: AsyncIterator[pb.Heartbeat], context: Context
+    ) -> AsyncIterator[pb.Heartbeat]:
+        node_id = _metadata(context, "exo-node-id")
+        async for beat in requests:
+            yield beat_to_pb(beat.counter, self._handler.on_beat(node_id, beat_from_pb(beat)))
+
+    async def Goodbye(self, request: pb.GoodbyeRequest, context: Context) -> pb.Ack:
+        self._handler.on_goodbye(request.node_id, request.instance_id)
+        return pb.Ack()
+
+    async def EnsurePlan(
+        self, request: pb.EnsurePlanRequest, context: Context
+    ) -> AsyncIterator[pb.EnsurePlanEvent]:
+        async for event in _with_progress(
+            context,
+            lambda on_progress: self._handler.ensure_plan(
+                request.model_id,
+                request.dead_hash,
+                on_progress,
+                make_room=not request.keep_others,
+            ),
+            lambda progress: pb.EnsurePlanEvent(progress=progress),
+            lambda plan: pb.EnsurePlanEvent(plan=messages.plan_to_pb(plan)),
+        ):
+            yield event
+
+    async def Prepare(
+        self, request: pb.PrepareRequest, context: Context
+    ) -> AsyncIterator[pb.PrepareEvent]:
+        async for event in _with_progress(
+            context,
+            lambda on_progress: self._handler.prepare(
+                request.model_id, on_progress, renew=request.renew
+            ),
+            lambda progress: pb.PrepareEvent(progress=progress),
+            lambda prepared: pb.PrepareEvent(
+                description=messages.description_to_pb(prepared.description),
+                memory_bytes=prepared.memory_bytes,
+                held_bytes=prepared.held_bytes,
+            ),
+        ):
+            yield event
+
+    async def LoadShard(
+        self, request: pb.LoadShardRequest, context: Context
+    ) -> AsyncIterator[pb.LoadShardEvent]:
+        async def load(on_progress: OnProgress) -> str:
+            plan = messages.plan_from_pb(request.plan)
+            await self._handler.load_shard(plan, on_progress)
+            return plan.hash
+
+        async for event in _with_progress(
+            context,
+            load,
+            lambda progress: pb.LoadShardEvent(progress=progress),
+            lambda plan_hash: pb.LoadShardEvent(loaded_hash=plan_hash),
+        ):
+            yield event
+
+    async def WarmUp(self, request: pb.PlanRequest, context: Context) -> pb.Ack:
+        async def warm_up() -> pb.Ack:
+            await self._handler.warm_up(messages.plan_from_pb(request.plan))
+            return pb.Ack()
+
+        return await _answer(context, warm_up())
+
+    async def PublishPlan(self, request: pb.PlanRequest, context: Context) -> pb.Ack:
+        async def publish() -> pb.Ack:
+            await self._handler.publish(messages.plan_from_pb(request.plan))
+            return pb.Ack()
+
+        return await _answer(context, publish())
+
+    async def RetirePlan(self, request: pb.RetirePlanRequest, context: Context) -> pb.Ack:
+        async def retire() -> pb.Ack:
+            await self._handler.retire(request.plan_hash, request.reason, request.unload_model)
+            return pb.Ack()
+
+        return await _answer(context, retire())
+
+    async def IdleTime(self, request: pb.IdleTimeRequest, context: Context) -> pb.IdleTimeReply:
+        idle_s = await _answer(context, self._handler.idle_s(request.plan_hash))
+        return pb.IdleTimeReply(idle=idle_s is not None, seconds=idle_s or 0.0)
+
+    async def UnloadPlan(
+        self, request: pb.UnloadPlanRequest, context: Context
+    ) -> pb.UnloadPlanReply:
+        unloaded = await _answer(context, self._handler.unload(request.plan_hash))
+        return pb.UnloadPlanReply(unloaded=unloaded)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsReply:
+        found = await _answer(context, self._handler.models_here())
+        models = (pb.ListModelsReply.Model(**vars(model)) for model in found)
+        return pb.ListModelsReply(models=models)
+
+    async def HeldFiles(self, request: pb.HeldFilesRequest, context: Context) -> pb.HeldFilesReply:
+        held = asyncio.to_thread(
+            self._handler.sharing.held, request.repo, request.node_id, request.digests
+        )
+        return messages.held_to_pb(await _answer(context, held))
+
+    async def ListRepo(self, request: pb.ListRepoRequest, context: Context) -> pb.ListRepoReply:
+        listing = listing_for_peer(
+            self._handler.sharing, request.repo, request.revision, ask_hub=request.ask_hub
+        )
+        return messages.listing_to_pb(await _answer(context, listing))
+
+    async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[Any]:
+        try:
+            if request.relay:
+                ranged = relayed(request.repo, request.digest, request.start, request.end)
+                async with contextlib.aclosing(ranged):
+                    async for some in ranged:
+                        yield some
+                return
+            pieces = self._handler.sharing.read(
+                request.repo, request.digest, request.start, request.end
+            )
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield piece
+        except ExoError as error:
+            await abort(context, error)
+
+    async def ReportFailure(self, request: pb.StepFailure, context: Context) -> pb.Ack:
+        self._handler.on_failure(messages.failure_from_pb(request))
+        return pb.Ack()
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        try:
+            tokens = self._handler.generate_as_head(
+                request.plan_hash, messages.generation_from_pb(request)
+            )
+            pulsing = with_pulse(tokens, GenerationEvent(), PULSE_S)
+            async with contextlib.aclosing(pulsing) as events:
+                async for event in events:
+                    yield messages.event_to_pb(event)
+        except ExoError as error:
+            await abort(context, error)
+
+
+async def _answer(context: Context, work: Awaitable[Result]) -> Result:
+    """The result of `work`, or its ExoError as the call's status."""
+    try:
+        return await work
+    except ExoError as error:
+        logger.info("a call of %s was refused: %s", context.peer(), error.message)
+        await abort(context, error)
+        raise AssertionError("abort always raises") from error
+
+
+async def _sync(call: Callable[..., Result], *args: Any) -> Result:
+    return call(*args)
+
+
+async def _with_progress(
+    context: Context,
+    work: Callable[[OnProgress], Awaitable[Result]],
+    progress_event: Callable[[pb.Progress], Any],
+    result_event: Callable[[Result], Any],
+) -> AsyncIterator[Any]:
+    """Run `work`; its progress as events, at least one a second, and its result as the last."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Progress] = asyncio.Queue()
+
+    def on_progress(progress: Progress) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, progress)
+
+    async def run() -> AsyncIterator[Progress | _Done[Result]]:
+        task = asyncio.ensure_future(work(on_progress))
+        try:
+            while not task.done() or not queue.empty():
+                getting = asyncio.ensure_future(queue.get())
+                await asyncio.wait([task, getting], return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    yield getting.result()
+                else:
+                    getting.cancel()
+            yield _Done(task.result())
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    try:
+        pulsing = with_pulse(run(), Progress("waiting"), PULSE_S)
+        async with contextlib.aclosing(pulsing) as events:
+            async for event in events:
+                if isinstance(event, Progress):
+                    yield progress_event(messages.progress_to_pb(event))
+                else:
+                    yield result_event(event.value)
+    except ExoError as error:
+        await abort(context, error)
+
+
+def _metadata(context: Context, key: str) -> str:
+    return next((str(v) for k, v in context.invocation_metadata() or () if k == key), "")
+
+
+def _host_of(peer: str) -> str:
+    """ "ipv4:127.0.0.1:5000" → "127.0.0.1"."""
+    return host_of(peer.removeprefix("ipv4:").removeprefix("ipv6:"))

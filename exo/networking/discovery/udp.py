@@ -1,0 +1,195 @@
+"""Nodes find each other by UDP broadcast: each announces itself on every chosen interface."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import platform
+import socket
+from collections import Counter
+from dataclasses import dataclass
+
+from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
+from exo.networking.discovery.interfaces import Interface
+from exo.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+MAX_DATAGRAM = 1024
+ANNOUNCE_INTERVAL_S = 1.0
+"""How often a node says it is there. Shorter finds peers sooner and talks more: about 200 bytes an
+interface each time."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """One datagram: JSON, versioned by its first key."""
+
+    cluster: str
+    node_id: str
+    instance_id: str
+    port: int
+    leaving: bool = False
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "exo": VERSION,
+                "cluster": self.cluster,
+                "node_id": self.node_id,
+                "instance_id": self.instance_id,
+                "port": self.port,
+                "leaving": self.leaving,
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, datagram: bytes) -> Announcement:
+        """Raises ValueError with one word on what is wrong."""
+        if len(datagram) > MAX_DATAGRAM:
+            raise ValueError("oversized")
+        try:
+            data = json.loads(datagram)
+        except (ValueError, RecursionError) as error:
+            raise ValueError("malformed") from error
+        if not isinstance(data, dict) or "exo" not in data:
+            raise ValueError("foreign")
+        if data["exo"] != VERSION:
+            raise ValueError("version")
+        texts = [data.get(key) for key in ("cluster", "node_id", "instance_id")]
+        port = data.get("port")
+        if not all(isinstance(text, str) and 0 < len(text) <= 128 for text in texts):
+            raise ValueError("malformed")
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
+            raise ValueError("malformed")
+        cluster, node_id, instance_id = map(str, texts)
+        return cls(cluster, node_id, instance_id, port, data.get("leaving") is True)
+
+
+class UDPDiscovery(Discovery):
+    """Malformed, oversized and foreign datagrams are counted and otherwise ignored."""
+
+    def __init__(
+        self,
+        node_id: str,
+        instance_id: str,
+        cluster: str,
+        interfaces: list[Interface],
+        broadcast_port: int,
+        interval_s: float = ANNOUNCE_INTERVAL_S,
+    ) -> None:
+        self._node_id = node_id
+        self._instance_id = instance_id
+        self._cluster = cluster
+        self._interfaces = interfaces
+        self._broadcast_port = broadcast_port
+        self._interval_s = interval_s
+        self._counters: Counter[str] = Counter()
+        self._tasks = TaskOwner("discovery")
+        self._senders: dict[Interface, socket.socket] = {}
+        self._transports: list[asyncio.DatagramTransport] = []
+        self._failing: set[Interface] = set()
+        self._port = 0
+
+    async def start(self, listener: DiscoveryListener, port: int) -> None:
+        self._port = port
+        loop = asyncio.get_running_loop()
+        for host in self._listen_hosts():
+            transport, _ = await loop.create_datagram_endpoint(
+                lambda: _Receiver(self, listener), sock=_socket(host, self._broadcast_port)
+            )
+            self._transports.append(transport)
+        for interface in self._interfaces:
+            self._senders[interface] = _socket(interface.address, 0)
+        self._tasks.background(self._announce_forever(), "announce")
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+        self._announce(leaving=True)
+        for transport in self._transports:
+            transport.close()
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+
+    def status(self) -> dict[str, int]:
+        return dict(self._counters)
+
+    def _listen_hosts(self) -> list[str]:
+        """Bound to a broadcast address a socket hears that network and nothing else; only Linux
+        can do that."""
+        if platform.system() == "Linux":
+            return sorted({i.broadcast for i in self._interfaces})
+        return [""]
+
+    async def _announce_forever(self) -> None:
+        while True:
+            self._announce(leaving=False)
+            await asyncio.sleep(self._interval_s)
+
+    def _announce(self, *, leaving: bool) -> None:
+        datagram = Announcement(
+            self._cluster, self._node_id, self._instance_id, self._port, leaving
+        ).encode()
+        for interface, sender in self._senders.items():
+            try:
+                sender.sendto(datagram, (interface.broadcast, self._broadcast_port))
+                self._failing.discard(interface)
+            except OSError as error:
+                # An unplugged cable; it may come back. Said once, counted always.
+                self._counters["send_failed"] += 1
+                # macOS has no broadcast on its loopback; nodes there meet on another interface.
+                level = logging.INFO if interface.kind == "loopback" else logging.WARNING
+                if interface not in self._failing:
+                    logger.log(level, "cannot announce on %s: %s", interface.name, error)
+                self._failing.add(interface)
+
+    def received(self, listener: DiscoveryListener, datagram: bytes, host: str) -> None:
+        try:
+            announcement = Announcement.decode(datagram)
+        except ValueError as error:
+            self._counters[str(error)] += 1
+            return
+        if announcement.cluster != self._cluster:
+            self._counters["other_cluster"] += 1
+            return
+        if announcement.instance_id == self._instance_id:
+            return
+        interface = next((i for i in self._interfaces if i.reaches(host)), None)
+        if interface is None:
+            self._counters["other_network"] += 1
+            return
+        self._counters["heard"] += 1
+        if announcement.leaving:
+            listener.left(announcement.node_id, announcement.instance_id)
+        else:
+            route = Route(host, announcement.port, interface.name, interface.rank)
+            listener.heard(announcement.node_id, announcement.instance_id, route)
+
+
+class _Receiver(asyncio.DatagramProtocol):
+    def __init__(self, discovery: UDPDiscovery, listener: DiscoveryListener) -> None:
+        self._discovery = discovery
+        self._listener = listener
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._discovery.received(self._listener, data, addr[0])
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    """A non-blocking UDP socket that may broadcast and share its port with other nodes here."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    found.setblocking(False)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError, AttributeError):
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        found.bind((host, port))
+    except OSError:
+        found.close()
+        raise
+    return found

@@ -1,0 +1,150 @@
+"""The kept-open stream of frames from a member of a ring to the next: the side that receives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from urllib.parse import quote
+
+from exo.errors import EngineFailed, ExoError, InvalidFrame
+from exo.networking.rings.frames import Frame, decode_frame
+from exo.networking.rings.grpc_wire import GrpcWire
+from exo.networking.rings.stream import CONTENT_TYPE, METHOD, PLAN
+from exo.networking.rpc import status_of
+
+logger = logging.getLogger(__name__)
+
+OnFrame = Callable[[str, Frame], None]
+"""Called with a plan's hash and a frame of it; an ExoError it raises ends the stream."""
+
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+class RingServer:
+    """The gRPC service `RingService`, on a port of its own (see grpc_wire)."""
+
+    def __init__(self, on_frame: OnFrame) -> None:
+        self._on_frame = on_frame
+        self._servers: list[asyncio.Server] = []
+        self._sessions: set[_Session] = set()
+
+    async def start(self, hosts: list[str], port: int) -> int:
+        """Listen on the given hosts, all on one port; 0 picks a free one. Returns the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            for host in hosts:
+                server = await loop.create_server(self._accept, host, port)
+                self._servers.append(server)
+                port = server.sockets[0].getsockname()[1]
+        except OSError:
+            await self.stop()
+            raise
+        return port
+
+    def _accept(self) -> _Session:
+        return _Session(self._on_frame, self._sessions)
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        for session in list(self._sessions):
+            session.cut()
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
+
+
+class _Session(asyncio.Protocol):
+    """A connection. Its failure is its own."""
+
+    def __init__(self, on_frame: OnFrame, sessions: set[_Session]) -> None:
+        self._on_frame = on_frame
+        self._sessions = sessions
+        self._wire = GrpcWire(self, is_client=False)
+        self._plans: dict[int, str] = {}  # of each open stream
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._sessions.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._sessions.discard(self)
+
+    def cut(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        try:
+            self._wire.receive(data)
+        except InvalidFrame as error:
+            peer = self._transport.get_extra_info("peername")
+            logger.info("a connection from %s to the ring is no gRPC: %s", peer, error.message)
+            self._wire.send_goaway()
+            self._flush()
+            self._transport.close()
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._transport is not None
+        if self._wire.outgoing:
+            self._transport.write(bytes(self._wire.outgoing))
+            self._wire.outgoing.clear()
+
+    def on_headers(self, stream: int, headers: dict[str, str]) -> None:
+        if stream in self._plans:
+            return
+        if headers.get(":path") != METHOD:
+            error = InvalidFrame(f"this port answers {METHOD}, not {headers.get(':path')}")
+            self._refuse(stream, error)
+            return
+        self._plans[stream] = headers.get(PLAN, "")
+        self._wire.open(stream)
+
+    def on_message(self, stream: int, message: bytes) -> None:
+        plan_hash = self._plans[stream]
+        try:
+            self._on_frame(plan_hash, decode_frame(message))
+        except ExoError as error:
+            self._refuse(stream, error)
+        except Exception as error:
+            logger.exception("a frame of plan %s", plan_hash)
+            self._refuse(stream, EngineFailed(f"{type(error).__name__}: {error}"))
+
+    def on_end(self, stream: int) -> None:
+        """The sender will send no more: it gets the answer that the call has."""
+        if self._plans.pop(stream, None) is not None:
+            self._wire.send_headers(stream, _ANSWER)
+            self._wire.send_message(stream, b"")
+            self._wire.send_headers(stream, [("grpc-status", "0")], last=True)
+            self._wire.close(stream)
+
+    def on_reset(self, stream: int) -> None:
+        self._plans.pop(stream, None)
+
+    def on_goaway(self, reason: str) -> None:
+        """The sender opens no more calls, and then closes the connection."""
+
+    def _refuse(self, stream: int, error: ExoError) -> None:
+        assert self._transport is not None
+        peer = self._transport.get_extra_info("peername")
+        logger.info("a ring stream of %s was refused: %s", peer, error.message)
+        self._plans.pop(stream, None)
+        self._wire.close(stream)
+        status, details, metadata = status_of(error)
+        message = quote(details, safe=_PRINTABLE)
+        trailers = [("grpc-status", str(status.value[0])), ("grpc-message", message), *metadata]
+        self._wire.send_headers(stream, [*_ANSWER, *trailers], last=True)
+        self._wire.send_reset(stream)
+
+
+_ANSWER = [(":status", "200"), ("content-type", CONTENT_TYPE)]

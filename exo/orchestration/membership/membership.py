@@ -1,0 +1,373 @@
+"""Who is in the cluster: connect to whom discovery hears, keep heartbeats, know who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from exo.errors import ExoError, PeerUnavailable
+from exo.networking.calls.messages import PROTOCOL
+from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
+from exo.networking.discovery.base import DiscoveryListener, Route
+from exo.networking.generated import node_service_pb2 as pb
+from exo.orchestration.config import NodeConfig
+from exo.shard import RingPlan
+from exo.tasks import TaskOwner
+from exo.topology.topology import LinkView, NodeView
+
+logger = logging.getLogger(__name__)
+
+ROUTE_LIFETIME_S = 10.0
+"""A route not announced for this long is forgotten; manual ones are told again and again."""
+
+ONE_WAY_GRACE_S = 3.0
+"""How long a peer may take to connect back before it is called unreachable."""
+
+RETRY_S = 0.5
+
+
+@dataclass
+class _Peer:
+    """One node that was heard. `handle` is set while a connection works; `alive` once the peer
+    has one back to us as well."""
+
+    node_id: str
+    instance_id: str
+    routes: dict[Route, float] = field(default_factory=dict)
+    route: Route | None = None
+    handle: PeerHandle | None = None
+    identity: PeerIdentity | None = None
+    alive: bool = False
+    left: bool = False
+    problem: str = ""
+    round_trip_ms: float | None = None
+    max_epoch: int = 0
+    replaced: list[PeerHandle] = field(default_factory=list)
+    double: tuple[str, float] | None = None  # another instance with this id, heard since
+
+    def best_route(self, now: float) -> Route | None:
+        """Of the routes announced lately, the one over the best kind of interface."""
+        self.routes = {r: at for r, at in self.routes.items() if now - at < ROUTE_LIFETIME_S}
+        return min(self.routes, key=lambda route: (route.rank, route.address), default=None)
+
+
+class Membership(DiscoveryListener):
+    """`on_joined` and `on_lost` are called with a node id when it becomes usable and when it no
+    longer is; `on_plans` with what a new peer says is published."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        own_beat: Callable[[str], Beat],
+        on_joined: Callable[[str], None],
+        on_lost: Callable[[str, ExoError], None],
+        on_plans: Callable[[tuple[RingPlan, ...]], None],
+        interface_of: Callable[[str], tuple[str, int]],
+    ) -> None:
+        self._config = config
+        self._own_beat = own_beat
+        self._on_joined = on_joined
+        self._on_lost = on_lost
+        self._on_plans = on_plans
+        self._interface_of = interface_of
+        self._peers: dict[str, _Peer] = {}
+        self._unknown: dict[str, str] = {}  # address → what happened when it was asked
+        self._asking: set[str] = set()
+        self._duplicate_of_self = ""
+        self._tasks = TaskOwner("membership")
+        self.port = 0
+
+    # What discovery and peers tell ------------------------------------------------------------
+
+    def heard(self, node_id: str, instance_id: str, route: Route) -> None:
+        now = asyncio.get_running_loop().time()
+        if not node_id:
+            self._heard_address(route, now)
+            return
+        if node_id == self._config.node_id:
+            if instance_id != self._config.instance_id:
+                self._note_double(route)
+            return
+        peer = self._peers.get(node_id)
+        if peer is None:
+            peer = self._peers[node_id] = _Peer(node_id, instance_id)
+            peer.routes[route] = now
+            self._tasks.background(self._keep_connected(peer), f"peer {node_id}")
+        elif peer.instance_id == instance_id:
+            if not peer.left:
+                peer.routes[route] = now
+        elif peer.handle is None:
+            # It was restarted.
+            peer.instance_id, peer.left, peer.double = instance_id, False, None
+            peer.routes = {route: now}
+        else:
+            self._note_double_of(peer, instance_id, route, now)
+
+    def left(self, node_id: str, instance_id: str) -> None:
+        peer = self._peers.get(node_id)
+        if peer is not None and peer.instance_id == instance_id and not peer.left:
+            peer.left = True
+            peer.routes.clear()
+            self._lose(peer, PeerUnavailable(f"node {node_id} left"))
+
+    def connected_to(self, node_id: str) -> bool:
+        """True while this node has a working connection to the peer."""
+        peer = self._peers.get(node_id)
+        return peer is not None and peer.handle is not None
+
+    # What the node asks -----------------------------------------------------------------------
+
+    def handle_of(self, node_id: str) -> PeerHandle:
+        """Raises PeerUnavailable if there is no connection to the node."""
+        peer = self._peers.get(node_id)
+        if peer is None or peer.handle is None:
+            raise PeerUnavailable(
+                f"node {self._config.node_id} has no connection to node {node_id}"
+            )
+        return peer.handle
+
+    @property
+    def alive(self) -> list[str]:
+        return [peer.node_id for peer in self._peers.values() if peer.alive]
+
+    def addresses(self) -> dict[str, str]:
+        """Where live peers listen for nodes. For any thread."""
+        peers = list(self._peers.values())
+        return {p.node_id: p.handle.address for p in peers if p.alive and p.handle is not None}
+
+    @property
+    def max_epoch(self) -> int:
+        """The largest plan epoch any peer has spoken of."""
+        return max((peer.max_epoch for peer in self._peers.values()), default=0)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with this node itself; empty if nothing."""
+        return self._duplicate_of_self
+
+    def views(self) -> tuple[list[NodeView], list[LinkView]]:
+        """Every peer heard of, and the connections to the live ones."""
+        nodes = []
+        links = []
+        for peer in self._peers.values():
+            if peer.alive:
+                state = "alive"
+            elif peer.left or not (peer.routes or peer.handle):
+                continue
+            else:
+                state = "unreachable" if peer.problem else "connecting"
+            route = peer.route or peer.best_route(asyncio.get_running_loop().time())
+            nodes.append(
+                NodeView(
+                    peer.node_id,
+                    state,
+                    route.address if route else "",
+                    peer.identity.api_url if peer.identity else "",
+                    peer.identity.capabilities if peer.identity else None,
+                    peer.problem,
+                )
+            )
+            if peer.alive and route is not None:
+                links.append(
+                    LinkView(
+                        self._config.node_id, peer.node_id, route.interface, peer.round_trip_ms
+                    )
+                )
+        nodes += [
+            NodeView(address, "unreachable", address, problem=problem)
+            for address, problem in self._unknown.items()
+        ]
+        return nodes, links
+
+    async def stop(self) -> None:
+        """Say goodbye to everybody and disconnect."""
+        handles = [peer.handle for peer in self._peers.values() if peer.handle is not None]
+        await asyncio.gather(*(self._say_goodbye(handle) for handle in handles))
+        await self._tasks.close()
+        for peer in self._peers.values():
+            for handle in (peer.handle, *peer.replaced):
+                if handle is not None:
+                    await handle.close()
+
+    # Connecting -------------------------------------------------------------------------------
+
+    async def _keep_connected(self, peer: _Peer) -> None:
+        """While it is announced: connect by the best route, keep heartbeats, start over."""
+        loop = asyncio.get_running_loop()
+        while (route := peer.best_route(loop.time())) is not None or peer.left:
+            if route is not None:
+                try:
+                    await self._connected(peer, route)
+                except ExoError as error:
+                    peer.problem = peer.problem or _advice(peer.node_id, route, error)
+                    self._lose(peer, error)
+                except Exception as error:
+                    # The supervisor of this peer: whatever a session died of, the next one begins.
+                    logger.exception("session with %s at %s", peer.node_id, route.address)
+                    self._lose(peer, PeerUnavailable(f"{type(error).__name__}: {error}"))
+            await asyncio.sleep(RETRY_S)
+            if peer.left and not peer.routes:
+                break
+        del self._peers[peer.node_id]
+
+    async def _connected(self, peer: _Peer, route: Route) -> None:
+        """One connection's life; always ends with the error that ended it."""
+        handle = PeerHandle(route.address)
+        try:
+            identity = await handle.hello(self._hello())
+            if identity.node_id != peer.node_id:
+                peer.routes.pop(route, None)
+                raise PeerUnavailable(
+                    f"{route.address} is node {identity.node_id}, not {peer.node_id}"
+                )
+            peer.handle, peer.route, peer.identity = handle, route, identity
+            peer.instance_id, peer.problem = identity.instance_id, ""
+            self._on_plans(identity.plans)
+            await self._beat(peer)
+        finally:
+            if peer.handle is not handle:
+                await handle.close()
+
+    async def _beat(self, peer: _Peer) -> None:
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            handle = self.handle_of(peer.node_id)
+            beats = handle.heartbeats(
+                self._config.node_id,
+                lambda: self._own_beat(peer.node_id),
+                self._config.heartbeat_interval_s,
+                self._config.heartbeat_timeout_s,
+            )
+            async with contextlib.aclosing(beats):
+                async for beat, round_trip_s in beats:
+                    if beat.sees_you:
+                        since = loop.time()
+                    self._note_beat(peer, beat, round_trip_s)
+                    if loop.time() - since > ONE_WAY_GRACE_S:
+                        peer.problem = (
+                            f"{peer.node_id} can be reached but cannot connect back to this node's "
+                            f"port {self.port}: check this machine's firewall"
+                        )
+                        raise PeerUnavailable(peer.problem)
+                    if await self._moved_to_better_route(peer, loop.time()):
+                        break
+
+    def _note_beat(self, peer: _Peer, beat: Beat, round_trip_s: float) -> None:
+        assert peer.identity is not None
+        peer.round_trip_ms = round_trip_s * 1000
+        peer.max_epoch = beat.max_epoch
+        capabilities = replace(
+            peer.identity.capabilities, memory_available_bytes=beat.memory_available_bytes
+        )
+        peer.identity = replace(peer.identity, capabilities=capabilities)
+        if beat.sees_you and not peer.alive:
+            peer.alive = True
+            logger.info("node %s joined at %s", peer.node_id, peer.route and peer.route.address)
+            self._on_joined(peer.node_id)
+
+    async def _moved_to_better_route(self, peer: _Peer, now: float) -> bool:
+        """Move to a better kind of interface where one has appeared; plans keep their streams."""
+        best = peer.best_route(now)
+        if best is None or peer.route is None or best.rank >= peer.route.rank:
+            return False
+        handle = PeerHandle(best.address)
+        try:
+            identity = await handle.hello(self._hello())
+        except ExoError as error:
+            logger.info("%s announces %s but: %s", peer.node_id, best.address, error.message)
+            peer.routes.pop(best, None)
+            await handle.close()
+            return False
+        if identity.instance_id != peer.instance_id or peer.handle is None:
+            await handle.close()
+            return False
+        logger.info("node %s moves from %s to %s", peer.node_id, peer.route.address, best.address)
+        peer.replaced.append(peer.handle)
+        peer.handle, peer.route = handle, best
+        return True
+
+    def _lose(self, peer: _Peer, error: ExoError) -> None:
+        handles = [h for h in (peer.handle, *peer.replaced) if h is not None]
+        was_alive, peer.alive, peer.handle, peer.route = peer.alive, False, None, None
+        peer.replaced = []
+        for handle in handles:
+            self._tasks.background(handle.close(), "close")
+        if was_alive:
+            logger.info("node %s is gone: %s", peer.node_id, error.message)
+            self._on_lost(peer.node_id, error)
+
+    def _hello(self) -> pb.HelloRequest:
+        return pb.HelloRequest(
+            protocol=PROTOCOL,
+            cluster=self._config.cluster,
+            node_id=self._config.node_id,
+            instance_id=self._config.instance_id,
+            port=self.port,
+        )
+
+    async def _say_goodbye(self, handle: PeerHandle) -> None:
+        try:
+            await handle.goodbye(self._config.node_id, self._config.instance_id)
+        except ExoError as error:
+            logger.debug("goodbye: %s", error.message)
+
+    # Addresses without a name, and names given twice --------------------------------------------
+
+    def _heard_address(self, route: Route, now: float) -> None:
+        for peer in self._peers.values():
+            for known in peer.routes:
+                if known.address == route.address and peer.handle is not None:
+                    peer.routes[known] = now
+                    return
+        if route.address not in self._asking:
+            self._asking.add(route.address)
+            self._tasks.background(self._ask(route), f"ask {route.address}")
+
+    async def _ask(self, route: Route) -> None:
+        """Learn which node is at an address."""
+        handle = PeerHandle(route.address)
+        try:
+            identity = await handle.hello(self._hello())
+        except ExoError as error:
+            self._unknown[route.address] = _advice(route.address, route, error)
+        else:
+            self._unknown.pop(route.address, None)
+            interface, rank = self._interface_of(route.host)
+            known = replace(route, interface=interface, rank=rank)
+            self.heard(identity.node_id, identity.instance_id, known)
+        finally:
+            self._asking.discard(route.address)
+            await handle.close()
+
+    def _note_double(self, route: Route) -> None:
+        if not self._duplicate_of_self:
+            self._duplicate_of_self = (
+                f"the node id {self._config.node_id} is also used by {route.address}: "
+                "start one of the two with another --node-id"
+            )
+            logger.error("%s", self._duplicate_of_self)
+
+    def _note_double_of(self, peer: _Peer, instance_id: str, route: Route, now: float) -> None:
+        """A second process with a live peer's id: a restart not yet noticed, or a cloned id."""
+        if peer.double is None or peer.double[0] != instance_id:
+            peer.double = (instance_id, now)
+        elif now - peer.double[1] > ONE_WAY_GRACE_S and not peer.problem:
+            peer.problem = (
+                f"two running nodes call themselves {peer.node_id}, the other one at "
+                f"{route.address}: give one another --node-id"
+            )
+            logger.error("%s", peer.problem)
+
+
+def _advice(who: str, route: Route, error: ExoError) -> str:
+    if isinstance(error, PeerUnavailable):
+        return (
+            f"{who} is heard but cannot be reached at {route.address} ({error.message}): check "
+            f"that its firewall allows TCP port {route.port}, and that the Wi-Fi does not isolate "
+            "clients"
+        )
+    return error.message

@@ -1,0 +1,344 @@
+"""Makes ring plans: where a model's layers go, loaded and proven before anyone uses them.
+
+Every node has a planner; the one of the live node with the most memory is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from exo.download.progress import OnProgress, Progress
+from exo.errors import (
+    DiskFull,
+    ExoError,
+    ModelTooLarge,
+    ModelUnsupported,
+    PeerUnavailable,
+    PlanMismatch,
+)
+from exo.models.description import ModelDescription
+from exo.networking.calls.messages import Prepared
+from exo.orchestration.files.cluster_files import FileHolder
+from exo.shard import RingPlan
+from exo.tasks import TaskOwner
+from exo.topology.partitioning import (
+    ModelSizes,
+    Partition,
+    RingMemoryWeightedPartitioningStrategy,
+)
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often a plan is made anew because a member was lost while it was being made."""
+
+
+class Member(FileHolder, Protocol):
+    """What the planner asks of a node: itself, or a peer over gRPC."""
+
+    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
+
+    async def warm_up(self, plan: RingPlan) -> None: ...
+
+    async def publish(self, plan: RingPlan) -> None: ...
+
+    async def retire(self, plan_hash: str, reason: str) -> None: ...
+
+    async def idle_s(self, plan_hash: str) -> float | None: ...
+
+    async def unload(self, plan_hash: str) -> bool: ...
+
+
+class _Making:
+    """One plan being made, and everybody who wants to know how far it is."""
+
+    def __init__(self) -> None:
+        self.listeners: list[OnProgress] = []
+        self.task: asyncio.Task[RingPlan] | None = None
+        self.make_room = False  # somebody waits for it: idle models may have to go
+        self.reserved: dict[str, int] = {}  # bytes by node that its shards will take there
+        self.full: dict[str, DiskFull] = {}  # nodes whose disk does not hold their shard
+
+    def on_progress(self, progress: Progress) -> None:
+        for listener in list(self.listeners):
+            listener(progress)
+
+
+class Planner:
+    """`members` gives every live node by id, `published` the plans that serve, `next_epoch` an
+    epoch larger than any the cluster has seen."""
+
+    def __init__(
+        self,
+        node_id: str,
+        members: Callable[[], dict[str, Member]],
+        published: Callable[[], Iterable[RingPlan]],
+        next_epoch: Callable[[], int],
+    ) -> None:
+        self._node_id = node_id
+        self._members = members
+        self._published = published
+        self._next_epoch = next_epoch
+        self._strategy = RingMemoryWeightedPartitioningStrategy()
+        self._making: dict[str, _Making] = {}
+        self._tasks = TaskOwner("planner")
+
+    async def ensure(
+        self,
+        model_id: str,
+        on_progress: OnProgress,
+        *,
+        renew: bool = False,
+        make_room: bool = False,
+    ) -> RingPlan:
+        """The published plan of the model, made first if there is none or if `renew` asks for one
+        that fits the nodes there are now. Callers at the same time share one making. `make_room`:
+        models on which nothing runs are unloaded where memory is short, the least recently used
+        first.
+
+        Raises:
+            ModelNotFound, ModelUnsupported, ModelTooLarge: no node can serve it.
+            PeerUnavailable: members kept failing.
+        """
+        while renew and (earlier := self._making.get(model_id)) is not None:
+            # It began before what makes a new plan necessary.
+            assert earlier.task is not None
+            await asyncio.wait([earlier.task])
+        making = self._making.get(model_id)
+        if making is None:
+            plan = self._current(model_id)
+            if plan is not None and not renew:
+                return plan
+            making = self._making[model_id] = _Making()
+            making.task = self._tasks.background(
+                self._make_until_it_holds(model_id, making), model_id
+            )
+        assert making.task is not None
+        making.make_room |= make_room
+        making.listeners.append(on_progress)
+        try:
+            # The plan is made to its end even if this caller goes away: others may wait for it.
+            return await asyncio.shield(making.task)
+        finally:
+            making.listeners.remove(on_progress)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _make_until_it_holds(self, model_id: str, making: _Making) -> RingPlan:
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    return await self._make(model_id, making)
+                except PeerUnavailable as error:
+                    if attempt == ATTEMPTS:
+                        raise
+                    logger.warning("plan of %s: %s; trying again", model_id, error.message)
+                    await asyncio.sleep(0.3)
+            raise AssertionError("the loop returns or raises")
+        finally:
+            del self._making[model_id]
+
+    def _current(self, model_id: str) -> RingPlan | None:
+        return next((plan for plan in self._published() if plan.model_id == model_id), None)
+
+    async def _make(self, model_id: str, making: _Making) -> RingPlan:
+        members, on_progress = self._members(), making.on_progress
+        prepared, left_out = await self._prepare(model_id, members, making)
+        try:
+            plan = self._place(prepared, left_out)
+        except (ModelTooLarge, ModelUnsupported) as error:
+            others = [plan for plan in self._published() if plan.model_id != model_id]
+            if not making.make_room or not await self._make_room(others, prepared, members):
+                reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
+                raise type(error)(error.message + "".join(reasons)) from error
+            prepared, left_out = await self._prepare(model_id, members, making)
+            plan = self._place(prepared, left_out)
+        old = self._current(model_id)
+        if old is not None and old.same_placement(plan):
+            return old
+        logger.info("plan %s of %s: %s", plan.hash, model_id, plan.members)
+        ring = {node_id: members[node_id] for node_id in plan.node_ids}
+        try:
+            await self._load(plan, prepared, ring, making)
+            on_progress(Progress("warming", model_id, node_id=plan.head_id))
+            await ring[plan.head_id].warm_up(plan)
+        except ExoError as error:
+            await self._tell(ring, "retire", plan.hash, f"it never served: {error.message}")
+            if isinstance(error, DiskFull) and making.full.keys() < members.keys():
+                logger.warning("plan of %s: %s; planning without it", model_id, error.message)
+                return await self._make(model_id, making)
+            raise
+        # To who is there now: a node that came while the plan was made must know of it too.
+        await self._tell(members | self._members(), "publish", plan)
+        on_progress(Progress("ready", model_id))
+        return plan
+
+    async def _load(
+        self,
+        plan: RingPlan,
+        prepared: dict[str, Prepared],
+        ring: dict[str, Member],
+        making: _Making,
+    ) -> None:
+        """Every member its shard, whose memory no other plan is given meanwhile."""
+
+        async def load(node_id: str, member: Member) -> None:
+            try:
+                await member.load_shard(plan, making.on_progress)
+            except DiskFull as error:
+                making.full[node_id] = error
+                raise
+            del making.reserved[node_id]  # from now on the node counts it itself
+
+        for node_id in ring:
+            shards = (plan.shard_of(node_id),)
+            making.reserved[node_id] = prepared[node_id].description.bytes_of(shards)
+        try:
+            await _all(load(node_id, member) for node_id, member in ring.items())
+        finally:
+            making.reserved.clear()
+
+    def _free(self, node_id: str, found: Prepared) -> Prepared:
+        """Without what shards of other models that are being loaded will take."""
+        taken = sum(making.reserved.get(node_id, 0) for making in self._making.values())
+        return replace(found, memory_bytes=max(0, found.memory_bytes - taken))
+
+    async def _prepare(
+        self, model_id: str, members: dict[str, Member], making: _Making
+    ) -> tuple[dict[str, Prepared], dict[str, str]]:
+        """What each node says of the model, and why others cannot serve it."""
+        asked = {name: member for name, member in members.items() if name not in making.full}
+        answers = await asyncio.gather(
+            *(member.prepare(model_id, making.on_progress) for member in asked.values()),
+            return_exceptions=True,
+        )
+        prepared: dict[str, Prepared] = {}
+        errors: dict[str, ExoError] = {**making.full}
+        for node_id, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Prepared):
+                prepared[node_id] = self._free(node_id, answer)
+            elif isinstance(answer, ExoError):
+                errors[node_id] = answer
+            else:
+                raise answer
+        if not prepared:
+            # This node's own reason says most.
+            raise errors.get(self._node_id) or next(iter(errors.values()))
+        return prepared, {node_id: error.message for node_id, error in errors.items()}
+
+    async def _make_room(
+        self, plans: list[RingPlan], prepared: dict[str, Prepared], members: dict[str, Member]
+    ) -> bool:
+        """Unload as few idle plans as make a placement fit; False if none would, or if one that had
+        to go is in use again."""
+        enlarged, gone = dict(prepared), []
+        for plan in await _longest_idle_first(plans, members):
+            gone.append(plan)
+            for node_id, found in enlarged.items():
+                more = found.held_bytes.get(plan.model_id, 0)
+                enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
+            try:
+                self._partition(enlarged, {})
+            except (ModelTooLarge, ModelUnsupported):
+                continue
+            logger.info("unloading %s to make room", ", ".join(p.model_id for p in gone))
+            return all([await members[plan.head_id].unload(plan.hash) for plan in gone])
+        return False
+
+    def _partition(
+        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+    ) -> tuple[ModelDescription, Partition]:
+        """Where the layers go. Nodes that hold other files are noted in `left_out`."""
+        found, memory = _one_checkpoint(prepared, left_out)
+        sizes = ModelSizes(found.layer_bytes, found.first_bytes, found.last_bytes, found.cuts)
+        try:
+            return found, self._strategy.partition(found.model_id, memory, sizes)
+        except ModelTooLarge as error:
+            if found.cuts is None:
+                raise
+            raise ModelUnsupported(
+                f"{found.model_id} ({found.model_type}) cannot be split over nodes as it would "
+                f"have to be: {found.uncuttable}; {error.message}"
+            ) from error
+
+    def _place(self, prepared: dict[str, Prepared], left_out: dict[str, str]) -> RingPlan:
+        found, partition = self._partition(prepared, left_out)
+        return RingPlan(
+            found.model_id,
+            self._next_epoch(),
+            self._node_id,
+            found.checkpoint,
+            partition.members,
+            tuple(sorted((left_out | dict(partition.left_out)).items())),
+        )
+
+    async def _tell(self, members: dict[str, Member], what: str, *args: object) -> None:
+        """Call `what` on every member; one that cannot be told learns when it says hello again."""
+        answers = await asyncio.gather(
+            *(getattr(member, what)(*args) for member in members.values()), return_exceptions=True
+        )
+        for node_id, answer in zip(members, answers, strict=True):
+            if isinstance(answer, ExoError):
+                logger.warning("%s on %s: %s", what, node_id, answer.message)
+            elif isinstance(answer, BaseException):
+                raise answer
+
+
+async def _longest_idle_first(
+    plans: Iterable[RingPlan], members: dict[str, Member]
+) -> list[RingPlan]:
+    """Those on which nothing runs."""
+    idle = []
+    for plan in plans:
+        if plan.head_id in members:
+            idle_s = await members[plan.head_id].idle_s(plan.hash)
+            if idle_s is not None:
+                idle.append((idle_s, plan))
+    return [plan for _, plan in sorted(idle, key=lambda one: -one[0])]
+
+
+def _one_checkpoint(
+    prepared: dict[str, Prepared], left_out: dict[str, str]
+) -> tuple[ModelDescription, dict[str, int]]:
+    """The files most memory holds; nodes with others of the same name are left out."""
+    weight: dict[str, int] = defaultdict(int)
+    for found in prepared.values():
+        weight[found.description.checkpoint] += found.memory_bytes
+    chosen = max(sorted(weight), key=lambda checkpoint: weight[checkpoint])
+    memory = {}
+    description = None
+    for node_id, found in prepared.items():
+        if found.description.checkpoint == chosen:
+            memory[node_id] = found.memory_bytes
+            description = found.description
+        else:
+            left_out[node_id] = "it holds other files under this model's name"
+    if description is None:
+        raise PlanMismatch("no node holds the chosen checkpoint")
+    return description, memory
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await all at once; the first failure cancels the rest and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except BaseExceptionGroup as failures:
+        # Not `except*`: what is raised there comes out wrapped in a group again.
+        raise _first(failures) from failures
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first ExoError in a group, else its first exception."""
+    known = failures.subgroup(ExoError)
+    leaf: BaseException = known or failures
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return leaf

@@ -1,0 +1,250 @@
+"""The rings this node is a member of: its ranks, the schedulers of those it heads, its shards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+from exo.download.progress import OnProgress, Progress
+from exo.errors import ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
+from exo.inference.engine import InferenceEngine
+from exo.models.description import ModelDescription
+from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
+from exo.networking.calls.peer_handle import PeerHandle
+from exo.networking.rings.frames import Frame, StepResult
+from exo.orchestration.serving.rank import Rank
+from exo.orchestration.serving.scheduler import Scheduler
+from exo.shard import RingPlan, Shard
+from exo.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+
+class Rings:
+    """`handle_of` gives the connection to a node, `alive` the ids of live peers. `on_over` is
+    called when a plan this node heads can serve no longer."""
+
+    def __init__(
+        self,
+        node_id: str,
+        engine: InferenceEngine,
+        step_timeout_s: float,
+        handle_of: Callable[[str], PeerHandle],
+        alive: Callable[[], list[str]],
+        on_over: Callable[[RingPlan], None],
+    ) -> None:
+        self._node_id = node_id
+        self._engine = engine
+        self._step_timeout_s = step_timeout_s
+        self._handle_of = handle_of
+        self._alive = alive
+        self._on_over = on_over
+        self._ranks: dict[str, Rank] = {}
+        self._schedulers: dict[str, Scheduler] = {}
+        self._shards: set[Shard] = set()
+        self._descriptions: dict[str, ModelDescription] = {}  # of models with shards here
+        self._load_lock = asyncio.Lock()
+        self._tasks = TaskOwner(f"rings of {node_id}")
+
+    @property
+    def plans(self) -> list[RingPlan]:
+        """Every plan this node has a place in, serving or not yet or no longer."""
+        return [rank.plan for rank in self._ranks.values()]
+
+    @property
+    def shards(self) -> frozenset[Shard]:
+        """Shards in the engine's memory."""
+        return frozenset(self._shards)
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences of the plans this node heads."""
+        return sum(scheduler.sequence_count for scheduler in self._schedulers.values())
+
+    def held_bytes(self) -> dict[str, int]:
+        """By model the memory that its shards here take."""
+        by_model: dict[str, set[Shard]] = defaultdict(set)
+        for shard in self._shards:
+            by_model[shard.model_id].add(shard)
+        return {name: self._descriptions[name].bytes_of(s) for name, s in by_model.items()}
+
+    async def join(
+        self, plan: RingPlan, description: ModelDescription, path: Path, on_progress: OnProgress
+    ) -> None:
+        """Load this node's shard of a plan, unless it is in memory, and take its place.
+
+        Raises:
+            EngineFailed: the shard could not be loaded.
+            PeerUnavailable: the next member cannot be reached.
+        """
+        async with self._load_lock:
+            shard = plan.shard_of(self._node_id)
+            self._descriptions[plan.model_id] = description
+            if shard not in self._shards:
+                await self._load(shard, path, on_progress)
+            if plan.hash not in self._ranks:
+                await self._take_place(plan)
+
+    async def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(done: int, total: int) -> None:
+            progress = Progress("loading", str(shard), done, total, self._node_id)
+            loop.call_soon_threadsafe(on_progress, progress)
+
+        logger.info("loading %s", shard)
+        await self._engine.load(shard, path, report)
+        self._shards.add(shard)
+
+    async def _take_place(self, plan: RingPlan) -> None:
+        link = None
+        if len(plan.members) > 1:
+            next_id = plan.next_after(self._node_id)
+            link = await self._handle_of(next_id).open_ring(plan.hash)
+        rank = Rank(plan, self._node_id, self._engine, link, self._deliver(plan), self._report)
+        self._ranks[plan.hash] = rank
+        rank.start()
+        if plan.head_id == self._node_id:
+            scheduler = Scheduler(plan, rank.accept, self._broken, self._step_timeout_s)
+            self._schedulers[plan.hash] = scheduler
+
+    def generate(
+        self, plan_hash: str, request: GenerationRequest
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """One sequence on a plan this node heads.
+
+        Raises:
+            PlanMismatch: it heads no such plan.
+        """
+        scheduler = self._schedulers.get(plan_hash)
+        if scheduler is None:
+            raise PlanMismatch(
+                f"node {self._node_id} heads no plan {plan_hash}; it heads {[*self._schedulers]}"
+            )
+        return scheduler.generate(request)
+
+    def on_frame(self, plan_hash: str, frame: Frame) -> None:
+        """A frame from the member before in a ring.
+
+        Raises:
+            PlanMismatch: this node has no place in that plan.
+            InvalidFrame: the frame does not belong at this place.
+        """
+        rank = self._ranks.get(plan_hash)
+        if rank is None:
+            raise PlanMismatch(
+                f"a frame is of plan {plan_hash}; node {self._node_id} holds {[*self._ranks]}"
+            )
+        if not isinstance(frame, StepResult):
+            if plan_hash in self._schedulers:
+                raise InvalidFrame(f"the head of {plan_hash} was sent a step by its tail")
+            rank.accept(frame)
+        elif plan_hash in self._schedulers:
+            self._schedulers[plan_hash].on_result(frame)
+        else:
+            raise InvalidFrame(f"node {self._node_id} was sent a result but is not the head")
+
+    def on_failure(self, failure: StepFailure) -> None:
+        """A member tells the head that a step failed; nobody waits for one of an ended plan."""
+        scheduler = self._schedulers.get(failure.plan_hash)
+        if scheduler is not None:
+            scheduler.on_failure(failure)
+
+    def lose(self, node_id: str, error: ExoError) -> None:
+        """End every plan the node was a member of; their sequences fail with the reason."""
+        for rank in list(self._ranks.values()):
+            plan = rank.plan
+            if node_id not in plan.node_ids:
+                continue
+            gone = PeerUnavailable(
+                f"node {node_id} of the ring of {plan.model_id} is gone: {error.message}"
+            )
+            if (scheduler := self._schedulers.get(plan.hash)) is not None:
+                scheduler.end(gone)
+            self._tasks.background(self.drop(plan.hash), f"drop {plan.hash}")
+
+    async def retire(self, plan_hash: str, reason: str) -> None:
+        """Take no new sequences; the head ends the plan everywhere once its last one has ended."""
+        scheduler = self._schedulers.get(plan_hash)
+        if scheduler is None:
+            await self.drop(plan_hash)
+            return
+        scheduler.refuse_new(PlanMismatch(reason))
+        self._tasks.background(self._end_when_drained(scheduler), f"drain {plan_hash}")
+
+    def idle_s(self, plan_hash: str) -> float | None:
+        """Seconds since a sequence ran on a plan this node heads; None while one does."""
+        scheduler = self._schedulers.get(plan_hash)
+        return scheduler.idle_s if scheduler is not None else None
+
+    async def unload(self, plan_hash: str) -> RingPlan | None:
+        """End a plan that this node heads, on which nothing runs, and give back its memory on every
+        member; None if something does run on it."""
+        scheduler = self._schedulers.get(plan_hash)
+        if scheduler is None or scheduler.idle_s is None:
+            return None
+        plan, reason = scheduler.plan, "unloaded: its memory was needed for another model"
+        scheduler.refuse_new(PlanMismatch(f"{plan.model_id} was {reason}"))
+        self._on_over(plan)
+        await self._end_everywhere(plan, reason, unload_model=plan.model_id)
+        await self.unload_unused(plan.model_id)
+        return plan
+
+    async def drop(self, plan_hash: str) -> None:
+        """Give up the place in a plan and the KV caches of its sequences; the shard stays."""
+        scheduler = self._schedulers.pop(plan_hash, None)
+        rank = self._ranks.pop(plan_hash, None)
+        if scheduler is not None:
+            scheduler.close()
+        if rank is not None:
+            await rank.close()
+
+    async def unload_unused(self, model_id: str) -> None:
+        """Give back the model's shards that no plan uses."""
+        async with self._load_lock:
+            used = {rank.shard for rank in self._ranks.values()}
+            for shard in self._shards - used:
+                if shard.model_id == model_id:
+                    self._shards.discard(shard)
+                    await self._engine.unload(shard)
+
+    async def close(self) -> None:
+        leaving = PeerUnavailable(f"node {self._node_id} is shutting down")
+        for scheduler in self._schedulers.values():
+            scheduler.end(leaving)
+        await self._tasks.close()
+        for plan_hash in list(self._ranks):
+            await self.drop(plan_hash)
+
+    def _deliver(self, plan: RingPlan) -> Callable[[StepResult], None]:
+        return lambda result: self._schedulers[plan.hash].on_result(result)
+
+    async def _report(self, failure: StepFailure) -> None:
+        rank = self._ranks.get(failure.plan_hash)
+        if rank is None:
+            return
+        if rank.plan.head_id == self._node_id:
+            self.on_failure(failure)
+        else:
+            await self._handle_of(rank.plan.head_id).report_failure(failure)
+
+    def _broken(self, plan: RingPlan, error: ExoError) -> None:
+        self._on_over(plan)
+        self._tasks.background(self._end_everywhere(plan, error.message), f"end {plan.hash}")
+
+    async def _end_when_drained(self, scheduler: Scheduler) -> None:
+        await scheduler.drained()
+        await self._end_everywhere(scheduler.plan, "its last sequence has ended")
+        await self.unload_unused(scheduler.plan.model_id)
+
+    async def _end_everywhere(self, plan: RingPlan, reason: str, unload_model: str = "") -> None:
+        """The head tells everybody that a plan is over."""
+        await self.drop(plan.hash)
+        for node_id in self._alive():
+            try:
+                await self._handle_of(node_id).retire(plan.hash, reason, unload_model)
+            except ExoError as error:
+                logger.info("could not retire %s on %s: %s", plan.hash, node_id, error.message)

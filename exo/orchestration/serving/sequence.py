@@ -1,0 +1,92 @@
+"""One request's tokens while the head generates them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from exo.errors import ExoError
+from exo.inference.engine import Slice
+from exo.inference.sampling import SampledToken
+from exo.networking.calls.messages import GenerationEvent, GenerationRequest
+
+MAX_CACHE_MISSES = 3
+
+
+class Sequence:
+    """`tokens` is the prompt and what was generated; `scheduled` of them have been sent through the
+    ring, `in_flight` steps of them have not come back. `attempt` counts the times it began."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.tokens: list[int] = list(request.prompt)
+        self.scheduled = 0
+        self.in_flight = 0
+        self.attempt = 0
+        self.cache_misses = 0
+        self.done = False
+        self._events: asyncio.Queue[GenerationEvent | ExoError] = asyncio.Queue()
+
+    @property
+    def id(self) -> str:
+        return self.request.sequence_id
+
+    @property
+    def can_decode(self) -> bool:
+        """One token is left to compute, the one sampled last."""
+        return not self.done and not self.in_flight and self._unscheduled == 1
+
+    @property
+    def is_decoding(self) -> bool:
+        """Its prompt is computed, or on its way."""
+        return not self.done and self._unscheduled <= 1
+
+    @property
+    def can_prefill(self) -> bool:
+        """More than one is left; chunks may follow each other without waiting for results."""
+        return not self.done and self._unscheduled > 1
+
+    @property
+    def _unscheduled(self) -> int:
+        return len(self.tokens) - self.scheduled
+
+    def next_slice(self, chunk: int) -> Slice:
+        """The tokens of its next step. Prompts are cut at multiples of `chunk` whatever else
+        runs, so a sequence's arithmetic does not depend on its company."""
+        start = self.scheduled
+        end = min(len(self.tokens), (start // chunk + 1) * chunk)
+        last = end == len(self.tokens)
+        return Slice(
+            self.id,
+            start,
+            end - start,
+            self.request.sampling if last else None,
+            len(self.request.prompt),
+        )
+
+    def begin_again(self) -> None:
+        """Forget what was computed; what is still in flight belongs to an earlier attempt."""
+        self.scheduled = self.in_flight = 0
+        self.attempt += 1
+
+    def add(self, token: SampledToken) -> GenerationEvent:
+        """Take a sampled token; ends the sequence on an end token or at its length. Whoever reads
+        the events is to be told the one returned."""
+        if token.token_id in self.request.eos_token_ids:
+            self.done = True
+            return GenerationEvent(finish_reason="stop")
+        self.tokens.append(token.token_id)
+        if len(self.tokens) - len(self.request.prompt) < self.request.max_tokens:
+            return GenerationEvent(token)
+        self.done = True
+        return GenerationEvent(token, finish_reason="length")
+
+    def tell(self, event: GenerationEvent | ExoError) -> None:
+        """Wake whoever waits for the next event."""
+        self._events.put_nowait(event)
+
+    async def next_event(self) -> GenerationEvent:
+        """Raises the error the sequence failed with."""
+        event = await self._events.get()
+        if isinstance(event, ExoError):
+            raise event
+        return event
