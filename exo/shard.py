@@ -130,9 +130,10 @@ class RingPlan:
         ids = self.node_ids
         return ids[(ids.index(node_id) + 1) % len(ids)]
 
-    def same_placement(self, other: RingPlan) -> bool:
-        """True if both put the same layers of the same files on the same nodes."""
-        return (self.checkpoint, self._places()) == (other.checkpoint, other._places())
+    def same_files_and_nodes(self, other: RingPlan) -> bool:
+        """True if both spread the same files over the same nodes, wherever they cut."""
+        mine, others = set(self.node_ids), set(other.node_ids)
+        return self.checkpoint == other.checkpoint and mine == others
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"hash": self.hash}

@@ -18,7 +18,6 @@ from exo.errors import (
     InvalidRequest,
     PeerUnavailable,
     PlanMismatch,
-    StepTimeout,
 )
 from exo.inference.engine import InferenceEngine
 from exo.inference.sampling import SamplingParams
@@ -43,8 +42,8 @@ from exo.orchestration.files.cluster_files import ClusterFiles
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.files.usage import Usage
 from exo.orchestration.membership.membership import Membership
-from exo.orchestration.planning.planner import Member, Planner
-from exo.orchestration.planning.published import PublishedPlans
+from exo.orchestration.planning.keeper import PLAN_ATTEMPTS, PlanKeeper
+from exo.orchestration.planning.planner import Member
 from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
@@ -53,14 +52,8 @@ from exo.topology.topology import NodeView, Topology
 
 logger = logging.getLogger(__name__)
 
-PLAN_ATTEMPTS = 4
-"""How often a request asks for another plan because the one it was given had just ended."""
-
 SETTLE_S = 0.2
 """How long a request lets members find out who is gone before it asks again, times the attempt."""
-
-REPLAN_S = 1.0
-"""How soon a plan that failed for want of a member is tried again."""
 
 MEMORY_PROBE_S = 2.0
 
@@ -92,7 +85,7 @@ class StandardNode(NodeHandler):
             self._beat_to,
             self._on_joined,
             self._on_lost,
-            self._on_plans,
+            self._on_beat,
             self._interface_of,
         )
         sharing.neighbours = self.membership.addresses
@@ -104,14 +97,21 @@ class StandardNode(NodeHandler):
             lambda: self.membership.alive,
             lambda plan: self.plans.remove(plan.hash),
         )
-        self.plans = PublishedPlans(self._tell_changed)
-        self._planner = Planner(config.node_id, self._members, lambda: self.plans, self._next_epoch)
+        self._keeper = PlanKeeper(
+            config.node_id,
+            self._members,
+            lambda: self.topology().planner_id,
+            lambda: self.membership.max_epoch,
+            self.rings,
+            self._tell_changed,
+            config.heartbeat_interval_s,
+        )
+        self.plans = self._keeper.published
         self.usage = Usage(config.home / "usage.json")
         self.activity = Activity(config.node_id)
         self.files = ModelFiles(config.node_id, store, engine, self.activity)
         self.cluster_files = ClusterFiles(config.node_id, self.files, self._members, self.rings)
         self._changed = asyncio.Condition()
-        self._members_changed = asyncio.Event()
         self._tasks = TaskOwner(f"node {config.node_id}")
 
     # Life ---------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class StandardNode(NodeHandler):
         if self.config.node_host:
             hosts = [self.config.node_host]
         self.membership.port = await self._server.start(hosts, self.config.listen_port)
-        self._tasks.background(self._replan_on_change(), "replan")
+        self._keeper.start()
         await self._discovery.start(self.membership, self.port)
         logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
 
@@ -136,7 +136,7 @@ class StandardNode(NodeHandler):
         self.store.close()
         await self._tasks.close()
         await self._discovery.stop()
-        await self._planner.close()
+        await self._keeper.close()
         await self.rings.close()
         await self.membership.stop()
         await self._server.stop()
@@ -230,7 +230,7 @@ class StandardNode(NodeHandler):
             "sequences": self.rings.sequence_count,
             "places": sorted(plan.hash for plan in self.rings.plans),
             "shards": sorted(map(str, self.rings.shards)),
-            "epoch": self._epoch_seen(),
+            "epoch": self._keeper.epoch,
             "discovery": self._discovery.status(),
         }
 
@@ -254,28 +254,8 @@ class StandardNode(NodeHandler):
     async def ensure_plan(
         self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
     ) -> RingPlan:
-        """A plan that serves: the published one unless it is `dead_hash`, else the planner's, which
-        may unload idle models for it if `make_room`."""
-        for attempt in range(1, PLAN_ATTEMPTS + 1):
-            self.plans.remove(dead_hash)
-            if (known := self.plans.of(model_id)) is not None:
-                return known
-            planner_id = self.topology().planner_id
-            try:
-                if planner_id == self.config.node_id:
-                    return await self._planner.ensure(model_id, on_progress, make_room=make_room)
-                planner = self.membership.handle_of(planner_id)
-                plan = await planner.ensure_plan(
-                    model_id, dead_hash, on_progress, make_room=make_room
-                )
-            except PeerUnavailable:
-                # A planner that is gone is followed by another one.
-                if attempt == PLAN_ATTEMPTS or self.topology().planner_id == planner_id:
-                    raise
-            else:
-                self._take_plan(plan)
-                return plan
-        raise AssertionError("the loop returns or raises")
+        """A plan that serves. Raises what `PlanKeeper.ensure_plan` raises."""
+        return await self._keeper.ensure_plan(model_id, dead_hash, on_progress, make_room=make_room)
 
     async def prepare(
         self, model_id: str, on_progress: OnProgress, *, renew: bool = False
@@ -306,13 +286,7 @@ class StandardNode(NodeHandler):
         Raises:
             PlanMismatch: the plan is stale, or means other files than this node has.
         """
-        published = self.plans.of(plan.model_id)
-        if published is not None and plan.epoch < published.epoch:
-            raise PlanMismatch(
-                f"plan {plan.hash} of {plan.model_id} has epoch {plan.epoch}; node "
-                f"{self.config.node_id} serves epoch {published.epoch}"
-            )
-        self.plans.saw_epoch(plan.epoch)
+        self._keeper.check_not_stale(plan)
         path, description = await self.files.describe(plan.model_id, on_progress)
         if description.checkpoint != plan.checkpoint:
             raise PlanMismatch(
@@ -343,27 +317,10 @@ class StandardNode(NodeHandler):
                 logger.info("plan %s of %s is ready", plan.hash, plan.model_id)
 
     async def publish(self, plan: RingPlan) -> None:
-        """The plan serves; shards that no plan needs any more are given back."""
-        self._take_plan(plan)
-        await self.rings.unload_unused(plan.model_id)
-
-    def _take_plan(self, plan: RingPlan) -> None:
-        """The plan serves, unless a later one does; the other one's head lets it run out."""
-        other = self.plans.add(plan)
-        if other is not None and other.head_id == self.config.node_id:
-            self._tasks.background(self.rings.retire(other.hash, "another plan serves"), "retire")
-        if plan.planner_id != self.topology().planner_id:
-            # Made by who did not see the planner: if that is this node, it looks again.
-            self._members_changed.set()
+        await self._keeper.publish(plan)
 
     async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None:
-        """No new sequences on this plan; with `unload_model` that model's memory is given back."""
-        logger.info("plan %s is retired: %s", plan_hash, reason)
-        self.plans.remove(plan_hash)
-        await self.rings.retire(plan_hash, reason)
-        if unload_model:
-            self.plans.forget(unload_model)
-            await self.rings.unload_unused(unload_model)
+        await self._keeper.retire(plan_hash, reason, unload_model)
 
     async def idle_s(self, plan_hash: str) -> float | None:
         return self.rings.idle_s(plan_hash)
@@ -402,9 +359,6 @@ class StandardNode(NodeHandler):
             )
         route = Route(host, request.port, *self._interface_of(host))
         self.membership.heard(request.node_id, request.instance_id, route)
-        if request.node_id in self.membership.alive:
-            # It had lost this node, which did not notice: plans may have been made without it.
-            self._members_changed.set()
         if request.node_id == own.node_id and request.instance_id != own.instance_id:
             raise InvalidRequest(
                 f"two nodes call themselves {own.node_id}, one of them at {route.address}: "
@@ -416,12 +370,11 @@ class StandardNode(NodeHandler):
             instance_id=own.instance_id,
             api_url=self.api_url,
             capabilities=messages.capabilities_to_pb(self._own_capabilities()),
-            plans=map(messages.plan_to_pb, self.plans),
             ring_port=self._server.ring_port,
         )
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
-        self.activity.heard(node_id, beat.progress)
+        self._on_beat(node_id, beat)
         return self._beat_to(node_id)
 
     def on_goodbye(self, node_id: str, instance_id: str) -> None:
@@ -430,9 +383,10 @@ class StandardNode(NodeHandler):
     def _beat_to(self, node_id: str) -> Beat:
         return Beat(
             self._own_capabilities().memory_available_bytes,
-            self._epoch_seen(),
+            self._keeper.epoch,
             self.membership.connected_to(node_id),
             self.activity.own(),
+            self._keeper.says(node_id),
         )
 
     def _own_capabilities(self) -> DeviceCapabilities:
@@ -443,40 +397,20 @@ class StandardNode(NodeHandler):
             self._capabilities = refreshed(self._capabilities)
         return self._capabilities
 
+    def _on_beat(self, node_id: str, beat: Beat) -> None:
+        self.activity.heard(node_id, beat.progress)
+        self._keeper.heard(node_id, beat.plans)
+
     def _on_joined(self, node_id: str) -> None:
-        self._members_changed.set()
+        self._keeper.look_soon()
         self._tell_changed()
 
     def _on_lost(self, node_id: str, error: ExoError) -> None:
         """Plans of a lost member end here at once."""
-        self.plans.remove_with(node_id)
+        self._keeper.lost(node_id)
         self.activity.lost(node_id)
         self.rings.lose(node_id, error)
-        self._members_changed.set()
         self._tell_changed()
-
-    def _on_plans(self, plans: tuple[RingPlan, ...]) -> None:
-        for plan in plans:
-            self._take_plan(plan)
-
-    async def _replan_on_change(self) -> None:
-        """After members came or went, the planner fits the served models to who is there."""
-        while True:
-            await self._members_changed.wait()
-            # They often come several at once.
-            await asyncio.sleep(self.config.heartbeat_interval_s)
-            self._members_changed.clear()
-            for model_id in list(self.plans.served):
-                if self.topology().planner_id != self.config.node_id:
-                    break
-                try:
-                    await self._planner.ensure(model_id, unheard, renew=True)
-                except (PeerUnavailable, PlanMismatch, StepTimeout) as error:
-                    logger.warning("no new plan of %s yet: %s", model_id, error.message)
-                    asyncio.get_running_loop().call_later(REPLAN_S, self._members_changed.set)
-                except ExoError as error:
-                    # Whoever asks for the model next gets this error, or a working plan.
-                    logger.warning("no new plan of %s: %s", model_id, error.message)
 
     def _interface_of(self, host: str) -> tuple[str, int]:
         """(name, rank) of the interface that leads to `host`."""
@@ -487,13 +421,6 @@ class StandardNode(NodeHandler):
         """Every live node as the planner calls it."""
         peers = {node_id: self.membership.handle_of(node_id) for node_id in self.membership.alive}
         return {self.config.node_id: self, **peers}
-
-    def _epoch_seen(self) -> int:
-        return max(self.plans.max_epoch, self.membership.max_epoch)
-
-    def _next_epoch(self) -> int:
-        self.plans.saw_epoch(self._epoch_seen() + 1)
-        return self.plans.max_epoch
 
     def _tell_changed(self) -> None:
         self._tasks.background(self._notify(), "notify")

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 PRELOADED = 3
 """Models at most. They never push each other, or what is in use, out of memory."""
 
+LOOK_AGAIN_S = 60.0
+"""How soon a model for which there was too little memory is tried again where no node comes."""
+
 QUIET_S = 2.0
 """How long no node may come or go before layers are placed: nodes start one after the other."""
 
@@ -30,7 +33,9 @@ async def preload_most_used(node: StandardNode) -> None:
             if not await _is_too_large(node, model_id):
                 wanted.remove(model_id)
         if wanted:
-            await node.wait_for_members_other_than(alive)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await node.wait_for_members_other_than(alive)
 
 
 async def _is_too_large(node: StandardNode, model_id: str) -> bool:

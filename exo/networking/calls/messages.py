@@ -17,8 +17,30 @@ from exo.networking.generated import node_service_pb2 as pb
 from exo.shard import RingMember, RingPlan, Shard
 from exo.topology.capabilities import DeviceCapabilities
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever nodes of two versions could misunderstand each other."""
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What a node knows of a model that is or was served. `epoch` is that of its last plan, or of
+    its unloading; `plan_hash` names the plan that serves, "" if none does; not `wanted`: it was
+    unloaded, and no plan is to be made of it by itself."""
+
+    model_id: str
+    epoch: int
+    plan_hash: str
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class PlansSaid:
+    """What a node says of plans. `holds`: hashes of those it has a place in or is making; `plans`:
+    those that serve and that the receiver did not name."""
+
+    models: tuple[ModelState, ...] = ()
+    holds: frozenset[str] = frozenset()
+    plans: tuple[RingPlan, ...] = ()
 
 
 @dataclass(frozen=True)

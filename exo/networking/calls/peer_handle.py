@@ -7,7 +7,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -19,6 +19,8 @@ from exo.networking.calls.messages import (
     GenerationEvent,
     GenerationRequest,
     HeldModel,
+    ModelState,
+    PlansSaid,
     Prepared,
     StepFailure,
 )
@@ -44,18 +46,18 @@ class PeerIdentity:
     instance_id: str
     api_url: str
     capabilities: DeviceCapabilities
-    plans: tuple[RingPlan, ...]
 
 
 @dataclass(frozen=True)
 class Beat:
     """One heartbeat. `sees_you`: the sender has a working connection to the receiver too;
-    `progress`: what it does for models now, or did lately."""
+    `progress`: what it does for models now, or did lately; `plans`: what it knows of plans."""
 
     memory_available_bytes: int
     max_epoch: int
     sees_you: bool
     progress: tuple[Progress, ...] = ()
+    plans: PlansSaid = field(default_factory=PlansSaid)
 
 
 class PeerHandle:
@@ -98,7 +100,6 @@ class PeerHandle:
             reply.instance_id,
             reply.api_url,
             messages.capabilities_from_pb(reply.capabilities),
-            tuple(map(messages.plan_from_pb, reply.plans)),
         )
 
     async def heartbeats(
@@ -269,13 +270,23 @@ def beat_to_pb(counter: int, beat: Beat) -> pb.Heartbeat:
         max_epoch=beat.max_epoch,
         sees_you=beat.sees_you,
         progress=map(messages.progress_to_pb, beat.progress),
+        models=(pb.ModelState(**vars(state)) for state in beat.plans.models),
+        holds=sorted(beat.plans.holds),
+        plans=map(messages.plan_to_pb, beat.plans.plans),
     )
 
 
 def beat_from_pb(message: pb.Heartbeat) -> Beat:
+    """Raises PlanMismatch where a plan contradicts itself."""
+    said = PlansSaid(
+        tuple(ModelState(m.model_id, m.epoch, m.plan_hash, m.wanted) for m in message.models),
+        frozenset(message.holds),
+        tuple(map(messages.plan_from_pb, message.plans)),
+    )
     return Beat(
         message.memory_available_bytes,
         message.max_epoch,
         message.sees_you,
         tuple(map(messages.progress_from_pb, message.progress)),
+        said,
     )

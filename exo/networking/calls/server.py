@@ -171,8 +171,12 @@ class _Servicer(NodeServiceServicer):
         self, requests: AsyncIterator[pb.Heartbeat], context: Context
     ) -> AsyncIterator[pb.Heartbeat]:
         node_id = _metadata(context, "exo-node-id")
-        async for beat in requests:
-            yield beat_to_pb(beat.counter, self._handler.on_beat(node_id, beat_from_pb(beat)))
+        try:
+            async for beat in requests:
+                answer = self._handler.on_beat(node_id, beat_from_pb(beat))
+                yield beat_to_pb(beat.counter, answer)
+        except ExoError as error:
+            await abort(context, error)
 
     async def Goodbye(self, request: pb.GoodbyeRequest, context: Context) -> pb.Ack:
         self._handler.on_goodbye(request.node_id, request.instance_id)

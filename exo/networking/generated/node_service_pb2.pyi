@@ -136,7 +136,6 @@ class HelloReply(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     API_URL_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
-    PLANS_FIELD_NUMBER: _builtins.int
     RING_PORT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     node_id: _builtins.str
@@ -146,10 +145,6 @@ class HelloReply(_message.Message):
     """of RingService"""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities: ...
-    @_builtins.property
-    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]:
-        """the published ones"""
-
     def __init__(
         self,
         *,
@@ -158,12 +153,11 @@ class HelloReply(_message.Message):
         instance_id: _builtins.str = ...,
         api_url: _builtins.str = ...,
         capabilities: Global___Capabilities | None = ...,
-        plans: _abc.Iterable[Global___Plan] | None = ...,
         ring_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_url", b"api_url", "capabilities", b"capabilities", "instance_id", b"instance_id", "node_id", b"node_id", "plans", b"plans", "protocol", b"protocol", "ring_port", b"ring_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_url", b"api_url", "capabilities", b"capabilities", "instance_id", b"instance_id", "node_id", b"node_id", "protocol", b"protocol", "ring_port", b"ring_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,6 +172,9 @@ class Heartbeat(_message.Message):
     MAX_EPOCH_FIELD_NUMBER: _builtins.int
     SEES_YOU_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
     counter: _builtins.int
     memory_available_bytes: _builtins.int
     max_epoch: _builtins.int
@@ -187,6 +184,20 @@ class Heartbeat(_message.Message):
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
         """what the sender is doing for models now, or did lately"""
 
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelState]:
+        """What the sender knows of models that are or were served. Whatever of it a receiver lacks or
+        contradicts is mended from this, so that nothing depends on a message having arrived.
+        """
+
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """plans the sender has a place in, or is making"""
+
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]:
+        """that serve, and that the receiver did not name"""
+
     def __init__(
         self,
         *,
@@ -195,14 +206,48 @@ class Heartbeat(_message.Message):
         max_epoch: _builtins.int = ...,
         sees_you: _builtins.bool = ...,
         progress: _abc.Iterable[Global___Progress] | None = ...,
+        models: _abc.Iterable[Global___ModelState] | None = ...,
+        holds: _abc.Iterable[_builtins.str] | None = ...,
+        plans: _abc.Iterable[Global___Plan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "progress", b"progress", "sees_you", b"sees_you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "holds", b"holds", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "models", b"models", "plans", b"plans", "progress", b"progress", "sees_you", b"sees_you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class ModelState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PLAN_HASH_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    epoch: _builtins.int
+    """of its last plan, or of its unloading"""
+    plan_hash: _builtins.str
+    """of the plan that serves; empty if none does"""
+    wanted: _builtins.bool
+    """false: it was unloaded, and is not to be planned by itself"""
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        plan_hash: _builtins.str = ...,
+        wanted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "model_id", b"model_id", "plan_hash", b"plan_hash", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 @_typing.final
 class GoodbyeRequest(_message.Message):

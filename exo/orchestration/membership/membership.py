@@ -14,7 +14,6 @@ from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.orchestration.config import NodeConfig
-from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.topology import LinkView, NodeView
 
@@ -56,7 +55,7 @@ class _Peer:
 
 class Membership(DiscoveryListener):
     """`on_joined` and `on_lost` are called with a node id when it becomes usable and when it no
-    longer is; `on_plans` with what a new peer says is published."""
+    longer is; `on_beat` with every beat of a peer. `connect` makes the handle to an address."""
 
     def __init__(
         self,
@@ -64,14 +63,16 @@ class Membership(DiscoveryListener):
         own_beat: Callable[[str], Beat],
         on_joined: Callable[[str], None],
         on_lost: Callable[[str, ExoError], None],
-        on_plans: Callable[[tuple[RingPlan, ...]], None],
+        on_beat: Callable[[str, Beat], None],
         interface_of: Callable[[str], tuple[str, int]],
+        connect: Callable[[str], PeerHandle] = PeerHandle,
     ) -> None:
         self._config = config
         self._own_beat = own_beat
         self._on_joined = on_joined
         self._on_lost = on_lost
-        self._on_plans = on_plans
+        self._on_beat = on_beat
+        self._connect = connect
         self._interface_of = interface_of
         self._peers: dict[str, _Peer] = {}
         self._unknown: dict[str, str] = {}  # address → what happened when it was asked
@@ -215,7 +216,7 @@ class Membership(DiscoveryListener):
 
     async def _connected(self, peer: _Peer, route: Route) -> None:
         """One connection's life; always ends with the error that ended it."""
-        handle = PeerHandle(route.address)
+        handle = self._connect(route.address)
         try:
             identity = await handle.hello(self._hello())
             if identity.node_id != peer.node_id:
@@ -225,7 +226,6 @@ class Membership(DiscoveryListener):
                 )
             peer.handle, peer.route, peer.identity = handle, route, identity
             peer.instance_id, peer.problem = identity.instance_id, ""
-            self._on_plans(identity.plans)
             await self._beat(peer)
         finally:
             if peer.handle is not handle:
@@ -258,6 +258,7 @@ class Membership(DiscoveryListener):
 
     def _note_beat(self, peer: _Peer, beat: Beat, round_trip_s: float) -> None:
         assert peer.identity is not None
+        self._on_beat(peer.node_id, beat)
         peer.round_trip_ms = round_trip_s * 1000
         peer.max_epoch = beat.max_epoch
         capabilities = replace(
@@ -274,7 +275,7 @@ class Membership(DiscoveryListener):
         best = peer.best_route(now)
         if best is None or peer.route is None or best.rank >= peer.route.rank:
             return False
-        handle = PeerHandle(best.address)
+        handle = self._connect(best.address)
         try:
             identity = await handle.hello(self._hello())
         except ExoError as error:
@@ -329,7 +330,7 @@ class Membership(DiscoveryListener):
 
     async def _ask(self, route: Route) -> None:
         """Learn which node is at an address."""
-        handle = PeerHandle(route.address)
+        handle = self._connect(route.address)
         try:
             identity = await handle.hello(self._hello())
         except ExoError as error:

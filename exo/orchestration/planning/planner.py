@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -39,7 +39,11 @@ ATTEMPTS = 3
 
 
 class Member(FileHolder, Protocol):
-    """What the planner asks of a node: itself, or a peer over gRPC."""
+    """What is asked of a node for plans: of this one, or of a peer over gRPC."""
+
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+    ) -> RingPlan: ...
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
 
@@ -63,6 +67,7 @@ class _Making:
         self.make_room = False  # somebody waits for it: idle models may have to go
         self.reserved: dict[str, int] = {}  # bytes by node that its shards will take there
         self.full: dict[str, DiskFull] = {}  # nodes whose disk does not hold their shard
+        self.plan_hash = ""
 
     def on_progress(self, progress: Progress) -> None:
         for listener in list(self.listeners):
@@ -76,7 +81,7 @@ class Planner:
     def __init__(
         self,
         node_id: str,
-        members: Callable[[], dict[str, Member]],
+        members: Callable[[], Mapping[str, Member]],
         published: Callable[[], Iterable[RingPlan]],
         next_epoch: Callable[[], int],
     ) -> None:
@@ -127,6 +132,11 @@ class Planner:
         finally:
             making.listeners.remove(on_progress)
 
+    @property
+    def making(self) -> frozenset[str]:
+        """Hashes of the plans that are being made."""
+        return frozenset(making.plan_hash for making in self._making.values()) - {""}
+
     async def close(self) -> None:
         await self._tasks.close()
 
@@ -160,8 +170,10 @@ class Planner:
             prepared, left_out = await self._prepare(model_id, members, making)
             plan = self._place(prepared, left_out)
         old = self._current(model_id)
-        if old is not None and old.same_placement(plan):
+        if old is not None and old.same_files_and_nodes(plan):
+            # Its cut was right for the memory that was free then, and to move layers has a price.
             return old
+        making.plan_hash = plan.hash
         logger.info("plan %s of %s: %s", plan.hash, model_id, plan.members)
         ring = {node_id: members[node_id] for node_id in plan.node_ids}
         try:
@@ -175,7 +187,7 @@ class Planner:
                 return await self._make(model_id, making)
             raise
         # To who is there now: a node that came while the plan was made must know of it too.
-        await self._tell(members | self._members(), "publish", plan)
+        await self._tell({**members, **self._members()}, "publish", plan)
         on_progress(Progress("ready", model_id))
         return plan
 
@@ -210,7 +222,7 @@ class Planner:
         return replace(found, memory_bytes=max(0, found.memory_bytes - taken))
 
     async def _prepare(
-        self, model_id: str, members: dict[str, Member], making: _Making
+        self, model_id: str, members: Mapping[str, Member], making: _Making
     ) -> tuple[dict[str, Prepared], dict[str, str]]:
         """What each node says of the model, and why others cannot serve it."""
         asked = {name: member for name, member in members.items() if name not in making.full}
@@ -233,7 +245,7 @@ class Planner:
         return prepared, {node_id: error.message for node_id, error in errors.items()}
 
     async def _make_room(
-        self, plans: list[RingPlan], prepared: dict[str, Prepared], members: dict[str, Member]
+        self, plans: list[RingPlan], prepared: dict[str, Prepared], members: Mapping[str, Member]
     ) -> bool:
         """Unload as few idle plans as make a placement fit; False if none would, or if one that had
         to go is in use again."""
@@ -278,7 +290,7 @@ class Planner:
             tuple(sorted((left_out | dict(partition.left_out)).items())),
         )
 
-    async def _tell(self, members: dict[str, Member], what: str, *args: object) -> None:
+    async def _tell(self, members: Mapping[str, Member], what: str, *args: object) -> None:
         """Call `what` on every member; one that cannot be told learns when it says hello again."""
         answers = await asyncio.gather(
             *(getattr(member, what)(*args) for member in members.values()), return_exceptions=True
@@ -291,7 +303,7 @@ class Planner:
 
 
 async def _longest_idle_first(
-    plans: Iterable[RingPlan], members: dict[str, Member]
+    plans: Iterable[RingPlan], members: Mapping[str, Member]
 ) -> list[RingPlan]:
     """Those on which nothing runs."""
     idle = []

@@ -47,6 +47,8 @@ class Rank:
         self._loop = asyncio.get_running_loop()
         self._live: set[str] = set()
         self._closed = False
+        self.is_linked = True
+        """False once the link to the next member is broken: nothing can pass this place."""
         self._last_step = 0
         self._busy_poll = BusyPoll()
         self._tasks = TaskOwner(f"rank {self.shard}")
@@ -150,6 +152,7 @@ class Rank:
 
     async def _watch(self, link: RingStream) -> None:
         error = await link.closed()
+        self.is_linked = False
         next_id = self.plan.next_after(self._node_id)
         broken = PeerUnavailable(
             f"the ring of {self.plan.model_id} broke between {self._node_id} and {next_id}: "

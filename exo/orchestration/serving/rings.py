@@ -55,6 +55,16 @@ class Rings:
         return [rank.plan for rank in self._ranks.values()]
 
     @property
+    def holding(self) -> frozenset[str]:
+        """Hashes of the plans in which this node's place works."""
+        return frozenset(h for h, rank in self._ranks.items() if rank.is_linked)
+
+    def is_busy(self, plan_hash: str) -> bool:
+        """Whether sequences run on a plan that this node heads."""
+        scheduler = self._schedulers.get(plan_hash)
+        return scheduler is not None and scheduler.sequence_count > 0
+
+    @property
     def shards(self) -> frozenset[Shard]:
         """Shards in the engine's memory."""
         return frozenset(self._shards)
@@ -157,14 +167,18 @@ class Rings:
         """End every plan the node was a member of; their sequences fail with the reason."""
         for rank in list(self._ranks.values()):
             plan = rank.plan
-            if node_id not in plan.node_ids:
-                continue
-            gone = PeerUnavailable(
-                f"node {node_id} of the ring of {plan.model_id} is gone: {error.message}"
-            )
-            if (scheduler := self._schedulers.get(plan.hash)) is not None:
-                scheduler.end(gone)
-            self._tasks.background(self.drop(plan.hash), f"drop {plan.hash}")
+            if node_id in plan.node_ids:
+                gone = f"node {node_id} of the ring of {plan.model_id} is gone: {error.message}"
+                self.end(plan.hash, PeerUnavailable(gone))
+
+    def end(self, plan_hash: str, error: ExoError) -> None:
+        """The plan can serve no longer. Its head fails its sequences and tells its members."""
+        scheduler = self._schedulers.get(plan_hash)
+        if scheduler is not None:
+            scheduler.end(error)
+            self._broken(scheduler.plan, error)
+        else:
+            self._tasks.background(self.drop(plan_hash), f"drop {plan_hash}")
 
     async def retire(self, plan_hash: str, reason: str) -> None:
         """Take no new sequences; the head ends the plan everywhere once its last one has ended."""

@@ -1,0 +1,403 @@
+"""Whatever the network did to three to five nodes: once it is quiet they agree on one plan.
+
+Real membership, keepers and planners on a virtual clock; the network between them (`Net`) and the
+rings they keep places in (`FakeRings`) are made up here. The network loses, delays and so reorders
+calls, in one direction or both, cuts connections, and nodes die and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from virtual_time import VirtualTimeLoop
+
+from exo.download.progress import OnProgress, unheard
+from exo.errors import ExoError, PeerUnavailable
+from exo.models.description import ModelDescription
+from exo.networking.calls.messages import Prepared
+from exo.networking.calls.peer_handle import Beat, PeerIdentity
+from exo.networking.discovery.base import Route
+from exo.networking.generated import node_service_pb2 as pb
+from exo.orchestration.config import NodeConfig
+from exo.orchestration.membership.membership import Membership
+from exo.orchestration.planning.keeper import PlanKeeper
+from exo.shard import RingPlan
+from exo.tasks import TaskOwner
+from exo.topology.capabilities import DeviceCapabilities
+
+GB = 10**9
+NAMES = "abcde"
+QUIET_S = 10.0
+"""How soon after the last trouble all must agree: a lost node is known after 1.4 s, a contradiction
+believed after 2, a plan made in a few, and what failed is tried again after 1, 2 and 4 s."""
+
+
+class Net:
+    """Who reaches whom. `at(name)` is the node that lives there, if one does."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.nodes: dict[str, SimNode] = {}
+        self.cut: set[tuple[str, str]] = set()  # from, to: nothing passes
+        self.slow: set[tuple[str, str]] = set()
+        self.loss = 0.0
+        self.generation: dict[tuple[str, str], int] = {}  # grows when connections are reset
+
+    async def cross(self, source: str, target: str, generation: int) -> SimNode:
+        """One message's way; the node it arrives at."""
+        link = (source, target)
+        await asyncio.sleep(self.rng.uniform(0.0, 0.3 if link in self.slow else 0.01))
+        node = self.nodes.get(target)
+        if link in self.cut or node is None or self.rng.random() < self.loss:
+            await asyncio.sleep(1.0)  # a time-out
+            raise PeerUnavailable(f"{target} does not answer {source}")
+        if self.generation.get(link, 0) != generation:
+            raise PeerUnavailable(f"the connection of {source} to {target} was reset")
+        return node
+
+    def reset(self, name: str) -> None:
+        """RST on every connection that others have to a node."""
+        for other in NAMES:
+            self.generation[other, name] = self.generation.get((other, name), 0) + 1
+
+
+class FakeHandle:
+    """PeerHandle without gRPC: the call is made on the other node, after the network's delays."""
+
+    def __init__(self, net: Net, source: str, address: str) -> None:
+        self._net, self._source, self.address = net, source, address
+        self._target = address.partition(":")[0]
+        self._generation = net.generation.get((source, self._target), 0)
+        self._closed = False
+
+    async def _call(self, call: Callable[[SimNode], Any]) -> Any:
+        if self._closed:
+            raise PeerUnavailable("closed")
+        node = await self._net.cross(self._source, self._target, self._generation)
+        result = call(node)
+        if asyncio.iscoroutine(result):
+            result = await result
+        await self._net.cross(
+            self._target, self._source, self._net.generation.get((self._target, self._source), 0)
+        )
+        return result
+
+    async def close(self) -> None:
+        self._closed = True
+
+    async def hello(self, request: pb.HelloRequest) -> PeerIdentity:
+        return await self._call(lambda node: node.on_hello(request))
+
+    async def heartbeats(
+        self, own_id: str, own_beat: Callable[[], Beat], interval_s: float, timeout_s: float
+    ) -> AsyncGenerator[tuple[Beat, float], None]:
+        while True:
+            beat = own_beat()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer = await self._call(lambda node, beat=beat: node.on_beat(own_id, beat))
+            except TimeoutError:
+                raise PeerUnavailable("missed its heartbeat") from None
+            yield answer, 0.01
+            await asyncio.sleep(interval_s)
+
+    async def goodbye(self, node_id: str, instance_id: str) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*args: Any, **extra: Any) -> Any:
+            return await self._call(lambda node: getattr(node, name)(*args, **extra))
+
+        return call
+
+
+class FakeRings:
+    """Places in plans, which work as long as nobody ends them."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.by_hash: dict[str, RingPlan] = {}
+
+    @property
+    def plans(self) -> list[RingPlan]:
+        return list(self.by_hash.values())
+
+    @property
+    def holding(self) -> frozenset[str]:
+        return frozenset(self.by_hash)
+
+    def is_busy(self, plan_hash: str) -> bool:
+        return False
+
+    def end(self, plan_hash: str, error: ExoError) -> None:
+        plan = self.by_hash.pop(plan_hash, None)
+        if plan is not None and plan.head_id == self._node.name:
+            self._node.keeper.published.remove(plan_hash)
+            self._node.tasks.background(self._tell(plan_hash), "end")
+
+    async def _tell(self, plan_hash: str) -> None:
+        for handle in self._node.peers().values():
+            try:
+                await handle.retire(plan_hash, "over")
+            except PeerUnavailable:
+                continue
+
+    async def retire(self, plan_hash: str, reason: str) -> None:
+        plan = self.by_hash.pop(plan_hash, None)
+        if plan is not None and plan.head_id == self._node.name:
+            self._node.tasks.background(self._tell(plan_hash), "retire")
+
+    async def unload_unused(self, model_id: str) -> None: ...
+
+
+class SimNode:
+    """A node's membership and plans, without API, engine, files and sockets."""
+
+    def __init__(self, net: Net, name: str, instance: str, gb: int) -> None:
+        self.net, self.name, self.gb = net, name, gb
+        self.config = NodeConfig(name, instance, Path("/nowhere"))
+        self.rings = FakeRings(self)
+        self.membership = Membership(
+            self.config,
+            self.beat_to,
+            lambda node_id: self.keeper.look_soon(),
+            self.on_lost,
+            lambda node_id, beat: self.keeper.heard(node_id, beat.plans),
+            lambda host: ("net", 1),
+            lambda address: FakeHandle(net, name, address),  # type: ignore[arg-type, return-value]
+        )
+        self.keeper = PlanKeeper(
+            name,
+            self.members,
+            lambda: max((net_gb(n), n) for n in self.members())[1],
+            lambda: self.membership.max_epoch,
+            self.rings,
+            lambda: None,
+            self.config.heartbeat_interval_s,
+        )
+        self.tasks = TaskOwner(name)
+
+    def start(self) -> None:
+        self.keeper.start()
+        self.tasks.background(self._announce(), "announce")
+
+    async def stop(self) -> None:
+        await self.tasks.close()
+        await self.keeper.close()
+        await self.membership.stop()
+
+    async def _announce(self) -> None:
+        while True:
+            for other, node in list(self.net.nodes.items()):
+                if other != self.name and (self.name, other) not in self.net.cut:
+                    route = Route(self.name, 1)
+                    node.membership.heard(self.name, self.config.instance_id, route)
+            await asyncio.sleep(1.0)
+
+    def peers(self) -> dict[str, Any]:
+        return {n: self.membership.handle_of(n) for n in self.membership.alive}
+
+    def members(self) -> dict[str, Any]:
+        return {self.name: self, **self.peers()}
+
+    def beat_to(self, node_id: str) -> Beat:
+        sees = self.membership.connected_to(node_id)
+        return Beat(GB, self.keeper.epoch, sees, (), self.keeper.says(node_id))
+
+    def on_hello(self, request: pb.HelloRequest) -> PeerIdentity:
+        route = Route(request.node_id, 1)
+        self.membership.heard(request.node_id, request.instance_id, route)
+        found = DeviceCapabilities("sim", "sim", "cpu", self.gb * GB, self.gb * GB, 1)
+        return PeerIdentity(self.name, self.config.instance_id, "", found)
+
+    def on_beat(self, node_id: str, beat: Beat) -> Beat:
+        self.keeper.heard(node_id, beat.plans)
+        return self.beat_to(node_id)
+
+    def on_lost(self, node_id: str, error: ExoError) -> None:
+        self.keeper.lost(node_id)
+        for plan in self.rings.plans:
+            if node_id in plan.node_ids:
+                self.rings.end(plan.hash, error)
+
+    # What members are asked ---------------------------------------------------------------------
+
+    async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
+        sizes: dict[str, Any] = {"first_bytes": 0, "last_bytes": 0, "context_length": 64}
+        found = ModelDescription(model_id, "sim", "files", (GB // 8,) * 8, **sizes)
+        return Prepared(found, self.gb * GB)
+
+    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
+        self.keeper.check_not_stale(plan)
+        await asyncio.sleep(self.net.rng.uniform(0.05, 1.0))
+        self.rings.by_hash[plan.hash] = plan
+
+    async def warm_up(self, plan: RingPlan) -> None:
+        for name in plan.node_ids:
+            node = (
+                await self.net.cross(self.name, name, self.net.generation.get((self.name, name), 0))
+                if name != self.name
+                else self
+            )
+            if plan.hash not in node.rings.by_hash:
+                raise PeerUnavailable(f"{name} has no place in {plan.hash}")
+
+    async def publish(self, plan: RingPlan) -> None:
+        await self.keeper.publish(plan)
+
+    async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None:
+        await self.keeper.retire(plan_hash, reason, unload_model)
+
+    async def idle_s(self, plan_hash: str) -> float | None:
+        return 0.0
+
+    async def unload(self, plan_hash: str) -> bool:
+        return False
+
+    async def ensure_plan(
+        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+    ) -> RingPlan:
+        return await self.keeper.ensure_plan(model_id, dead_hash, on_progress, make_room=make_room)
+
+
+def net_gb(name: str) -> int:
+    """Memory by name: whichever node lives there, so that all agree on who plans."""
+    return {"a": 4, "b": 8, "c": 8, "d": 2, "e": 16}[name]
+
+
+class Troubles(RuleBasedStateMachine):
+    """Any troubles, in any order; `teardown` ends them and looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = VirtualTimeLoop()
+        self.instances = 0
+        self.asking: set[asyncio.Task[Any]] = set()
+        self.was_asked = False
+
+    @initialize(count=st.integers(3, 5), seed=st.integers(0, 2**16))
+    def begin(self, count: int, seed: int) -> None:
+        self.names = NAMES[:count]
+        self.net = Net(random.Random(seed))
+        for name in self.names:
+            self._start(name)
+        self.run(6.0)
+        self.ask(0)
+        self.run(5.0)
+
+    def _start(self, name: str) -> None:
+        self.instances += 1
+
+        async def start() -> None:
+            node = SimNode(self.net, name, str(self.instances), net_gb(name))
+            self.net.nodes[name] = node
+            node.start()
+
+        self.loop.run_until_complete(start())
+
+    def run(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 2.5, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.run(seconds)
+
+    @rule(index=st.integers(0, 4))
+    def ask(self, index: int) -> None:
+        """Somebody wants the model at a node."""
+        alive = sorted(self.net.nodes)
+        if not alive:
+            return
+        node = self.net.nodes[alive[index % len(alive)]]
+        self.was_asked = True
+
+        async def ask() -> None:
+            try:
+                async with asyncio.timeout(30):
+                    await node.ensure_plan("m", "", unheard)
+            except (ExoError, TimeoutError):
+                pass
+
+        task = self.loop.create_task(ask())
+        self.asking.add(task)
+        task.add_done_callback(self.asking.discard)
+
+    @rule(source=st.sampled_from(NAMES), to=st.sampled_from(NAMES), both=st.booleans())
+    def lose(self, source: str, to: str, both: bool) -> None:
+        self.net.cut.add((source, to))
+        if both:
+            self.net.cut.add((to, source))
+
+    @rule(source=st.sampled_from(NAMES), to=st.sampled_from(NAMES))
+    def slow_down(self, source: str, to: str) -> None:
+        self.net.slow.add((source, to))
+
+    @rule(share=st.sampled_from([0.0, 0.05, 0.3]))
+    def drop_some(self, share: float) -> None:
+        self.net.loss = share
+
+    @rule(name=st.sampled_from(NAMES))
+    def reset(self, name: str) -> None:
+        self.net.reset(name)
+
+    @rule()
+    def heal(self) -> None:
+        self.net.cut.clear()
+        self.net.slow.clear()
+        self.net.loss = 0.0
+
+    @rule(name=st.sampled_from(NAMES))
+    def die(self, name: str) -> None:
+        node = self.net.nodes.pop(name, None)
+        if node is not None:
+            self.net.reset(name)
+            self.loop.run_until_complete(node.stop())
+
+    @rule(name=st.sampled_from(NAMES))
+    def come_back(self, name: str) -> None:
+        if name in self.names and name not in self.net.nodes:
+            self._start(name)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "net"):
+            self.loop.close()
+            return
+        try:
+            self.heal()
+            self.run(QUIET_S)
+            self.check()
+        finally:
+            self.loop.run_until_complete(self._stop())
+            self.loop.close()
+
+    async def _stop(self) -> None:
+        for node in self.net.nodes.values():
+            await node.stop()
+        for task in list(self.asking):
+            task.cancel()
+        await asyncio.gather(*self.asking, return_exceptions=True)
+
+    def check(self) -> None:
+        alive = set(self.net.nodes)
+        for name, node in self.net.nodes.items():
+            assert set(node.members()) == alive, f"{name} sees {set(node.members())}"
+        plans = {name: node.keeper.published.of("m") for name, node in self.net.nodes.items()}
+        wanted = any("m" in n.keeper.published.wanted for n in self.net.nodes.values())
+        hashes = {plan.hash if plan else "" for plan in plans.values()}
+        assert len(hashes) <= 1, {n: (p and (p.hash, p.node_ids)) for n, p in plans.items()}
+        if alive and wanted:
+            plan = next(iter(plans.values()))
+            assert plan is not None, "a model that is wanted is served by nobody"
+            assert set(plan.node_ids) == alive, (plan.node_ids, alive)
+        for name, node in self.net.nodes.items():
+            assert node.rings.holding == hashes - {""}, f"{name} holds {node.rings.holding}"
+
+
+Troubles.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestTroubles = Troubles.TestCase
