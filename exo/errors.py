@@ -17,7 +17,8 @@
     ├── CacheMiss                cache_miss                503  ABORTED
     ├── EngineFailed             engine_failed             500  INTERNAL
     ├── Overloaded               overloaded                503  RESOURCE_EXHAUSTED
-    └── StepTimeout              step_timeout              504  DEADLINE_EXCEEDED
+    ├── StepTimeout              step_timeout              504  DEADLINE_EXCEEDED
+    └── Stalled                  stalled                   504  DEADLINE_EXCEEDED
 
 An error crosses the wire as (code, message, param) and is raised again as the same class.
 """
@@ -164,6 +165,14 @@ class StepTimeout(ExoError):
     """A node did not answer within the deadline of the call."""
 
     code = "step_timeout"
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class Stalled(ExoError):
+    """Long work, like a download or a load, did not move until its deadline."""
+
+    code = "stalled"
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"
 

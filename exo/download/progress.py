@@ -43,7 +43,8 @@ class Progress:
         share = f" {100 * self.done // self.total}%" if self.total else ""
         speed = f", {self.speed / 1e6:.0f} MB/s" if self.speed >= 1e6 else ""
         eta = f", {self.eta_s:.0f} s left" if self.eta_s is not None else ""
-        return f"{self.phase} {self.detail}{share}{where}{speed}{eta}"
+        warning = f" ({self.warning})" if self.warning else ""
+        return f"{self.phase} {self.detail}{share}{where}{speed}{eta}{warning}"
 
 
 OnProgress = Callable[[Progress], None]

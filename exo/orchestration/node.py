@@ -13,6 +13,7 @@ from typing import Any
 from exo.download.progress import OnProgress, Progress, unheard
 from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
+from exo.download.watch import watched
 from exo.errors import (
     ExoError,
     InvalidRequest,
@@ -301,7 +302,11 @@ class StandardNode(NodeHandler):
         shard = plan.shard_of(self.config.node_id)
         path = await self.files.bring_shard(shard, path, on_progress)
         try:
-            await self.rings.join(plan, description, path, heard)
+            await watched(
+                lambda moves: self.rings.join(plan, description, path, moves),
+                heard,
+                Progress("loading", str(shard), node_id=self.config.node_id),
+            )
         except ExoError as error:
             self.activity.note(plan.model_id, Progress("failed", warning=error.message))
             raise

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from exo.download.progress import OnProgress, Progress
 from exo.download.store import ModelStore
-from exo.errors import DownloadCancelled, ExoError
+from exo.download.watch import watched
+from exo.errors import DownloadCancelled, ExoError, Stalled
 from exo.inference.engine import InferenceEngine
 from exo.models.description import ModelDescription, absent_weights
 from exo.networking.calls.messages import HeldModel
 from exo.orchestration.files.activity import Activity
 from exo.shard import Shard
+
+Result = TypeVar("Result")
 
 
 class ModelFiles:
@@ -47,13 +51,16 @@ class ModelFiles:
         path = await self._bring(model_id, on_progress, weights=())
         known = self._described.get(model_id)
         if known is None or known[0] != path:
-            known = self._described[model_id] = path, await self._engine.describe(model_id, path)
+            described = await self._asked(
+                self._engine.describe(model_id, path), model_id, on_progress
+            )
+            known = self._described[model_id] = path, described
         return known
 
     async def bring(self, model_id: str, on_progress: OnProgress) -> ModelDescription:
         """The model, all its files brought here, newer ones if there are. Raises as `describe`."""
         path = await self._bring(model_id, on_progress, renew=True)
-        described = await self._engine.describe(model_id, path)
+        described = await self._asked(self._engine.describe(model_id, path), model_id, on_progress)
         self._described[model_id] = path, described
         return described
 
@@ -62,8 +69,17 @@ class ModelFiles:
         not all of it. Raises as `describe`."""
         if not await asyncio.to_thread(absent_weights, path):
             return path
-        weights = await self._engine.needed_weights(shard, path)
+        needed = self._engine.needed_weights(shard, path)
+        weights = await self._asked(needed, shard.model_id, on_progress)
         return await self._bring(shard.model_id, on_progress, weights=weights)
+
+    async def _asked(
+        self, answer: Awaitable[Result], model_id: str, on_progress: OnProgress
+    ) -> Result:
+        """What the engine says of a model's files; it may be busy with another one."""
+        return await watched(
+            lambda heard: answer, on_progress, Progress("checking", f"{model_id} by the engine")
+        )
 
     async def here(self, last_used: Mapping[str, float]) -> list[HeldModel]:
         """Models whose files, or some of them, are on this machine."""
@@ -98,15 +114,21 @@ class ModelFiles:
 
         def heard(progress: Progress) -> None:
             nonlocal moved
-            moved = moved or progress.phase not in ("checking", "ready")
+            moved = moved or progress.phase not in ("checking", "ready") or progress.warning != ""
             if moved:
                 self._activity.note(model_id, progress)
                 progress = self._activity.of(model_id)  # with its speed
             on_progress(replace(progress, node_id=self._node_id))
 
         try:
-            path = await self._store.ensure(model_id, heard, weights=weights, renew=renew)
+            path = await watched(
+                lambda moves: self._store.ensure(model_id, moves, weights=weights, renew=renew),
+                heard,
+                Progress("checking", model_id),
+            )
         except ExoError as error:
+            if isinstance(error, Stalled):
+                self._store.cancel(model_id)
             phase = "cancelled" if isinstance(error, DownloadCancelled) else "failed"
             self._activity.note(model_id, Progress(phase, model_id, warning=error.message))
             raise

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from exo.download.progress import OnProgress, Progress
+from exo.download.watch import watched
 from exo.errors import (
     DiskFull,
     ExoError,
@@ -178,8 +179,9 @@ class Planner:
         ring = {node_id: members[node_id] for node_id in plan.node_ids}
         try:
             await self._load(plan, prepared, ring, making)
-            on_progress(Progress("warming", model_id, node_id=plan.head_id))
-            await ring[plan.head_id].warm_up(plan)
+            warming = Progress("warming", model_id, node_id=plan.head_id)
+            on_progress(warming)
+            await watched(lambda moves: ring[plan.head_id].warm_up(plan), on_progress, warming)
         except ExoError as error:
             await self._tell(ring, "retire", plan.hash, f"it never served: {error.message}")
             if isinstance(error, DiskFull) and making.full.keys() < members.keys():
