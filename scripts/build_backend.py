@@ -3,11 +3,16 @@
 The kernels of the cpu engine need a C++20 compiler. Where the machine has none, PyPI's `ziglang`
 brings a clang; where that fails too, the package is built without kernels, exo runs on MLX and says
 at start what is missing. EXO_NATIVE=required (CI, release wheels) makes such a failure fatal.
+
+A wheel holds the kernels of every instruction set, as it goes to other machines. With EXO_ISAS=own
+a build has those of this machine, and the portable ones that the others are tested against:
+compiling all takes minutes on two cores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
@@ -69,7 +74,38 @@ def build_editable(
     return _build(scikit.build_editable, wheel_directory, config_settings, metadata_directory)
 
 
+def own_isas() -> list[str]:
+    """Which of native/CMakeLists.txt's instruction sets this machine uses; all where that is not
+    known."""
+    try:
+        known = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    lines = [line for line in known.splitlines() if line.startswith(("flags", "Features"))]
+    flags = set(lines[0].split()) if lines else set()
+    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+    if {"amx_tile", "amx_int8"} | avx512 <= flags and _may_use_tiles():
+        best = "amx"
+    elif avx512 <= flags:
+        best = "avx512"
+    elif {"avx2", "fma", "f16c"} <= flags:
+        best = "avxvnni" if "avx_vnni" in flags else "avx2"
+    elif {"asimdhp", "asimddp"} <= flags:
+        best = "i8mm" if "i8mm" in flags else "neon"
+    else:
+        return ["portable"] if flags else []
+    return ["portable", best]
+
+
+def _may_use_tiles() -> bool:
+    """Whether the kernel lets a process use AMX's tiles, as the engine will ask it to."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
 def _build(build: Callable[..., str], folder: str, settings: Settings, metadata: str | None) -> str:
+    isas = own_isas() if os.environ.get("EXO_ISAS") == "own" else []
+    settings = {**(settings or {}), "cmake.define.EXO_ISAS": ";".join(isas)}
     if os.environ.get("EXO_NATIVE") == "required":
         return build(folder, settings, metadata)
     try:
@@ -77,7 +113,7 @@ def _build(build: Callable[..., str], folder: str, settings: Settings, metadata:
             return build(folder, settings, metadata)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a compiler may do)
         print(f"exo: built without its CPU kernels: {error}", file=sys.stderr)
-        return build(folder, {**(settings or {}), "wheel.cmake": "false"}, metadata)
+        return build(folder, {**settings, "wheel.cmake": "false"}, metadata)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def download(args: argparse.Namespace) -> int:
 async def _download(args: argparse.Namespace) -> int:
     model = args.model or default_model()
     shown = DownloadView(model, by_node=args.all_nodes)
-    async with some_node(args) as url, aiohttp.ClientSession() as session:
+    async with some_node(args, model) as url, aiohttp.ClientSession() as session:
         tasks = TaskOwner("download")
         tasks.background(_watch(session, url, shown), "watch")
         try:

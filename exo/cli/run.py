@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    async with some_node(args) as url:
+    async with some_node(args, args.model or default_model()) as url:
         if args.prompt is not None:
             return await _answer(url, args, [{"role": "user", "content": args.prompt}])
         return await _converse(url, args)

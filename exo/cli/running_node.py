@@ -27,6 +27,10 @@ STOP_TIMEOUT_S = 1.5
 _LOOK_AROUND_S = 1.0
 """How long a node of our own looks for others before it goes on alone."""
 
+_LOOK_AROUND_BRIEFLY_S = 0.2
+"""The same where it has the whole model: others answer an announcement at once if they do, and are
+not needed."""
+
 
 @contextlib.asynccontextmanager
 async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator[StandardNode]:
@@ -52,15 +56,18 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def some_node(args: argparse.Namespace) -> AsyncIterator[str]:
-    """The URL of the node that runs on this machine, or of one for this command alone."""
+async def some_node(args: argparse.Namespace, model_id: str) -> AsyncIterator[str]:
+    """The URL of the node that runs on this machine, or of one for this command alone, which is
+    about a model."""
     url = await node_at(args.chatgpt_api_port)
     if url is not None:
         yield url
         return
     async with running_node(args, api_port=0) as node:
+        has_all = await asyncio.to_thread(node.store.find, model_id) is not None
+        look_around_s = _LOOK_AROUND_BRIEFLY_S if has_all else _LOOK_AROUND_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if args.wait_for_peers else _LOOK_AROUND_S):
+            async with asyncio.timeout(None if args.wait_for_peers else look_around_s):
                 await node.wait_for_peers(args.wait_for_peers or 1)
         yield node.api_url
 

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from exo.download.gguf import convert_gguf
 from exo.download.progress import OnProgress, Progress
 from exo.download.source import ConvertedModel
 from exo.models.card import ModelCard
@@ -27,6 +26,8 @@ class GGUFFile(ConvertedModel):
         return self.folder(card) is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
+        from exo.download.gguf import convert_gguf  # late: imports MLX
+
         folder = self.folder(card)
         assert card.path is not None and folder is not None
         self._models_dir.mkdir(parents=True, exist_ok=True)

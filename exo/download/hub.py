@@ -29,7 +29,7 @@ from exo.download.hub_cache import (
     needed_files,
     split_revision,
 )
-from exo.download.hub_client import HubSupplier, hub_session, look_up
+from exo.download.hub_client import HubSupplier, hub_session
 from exo.download.outline import Outline, is_weights
 from exo.download.partial_file import part_of, tidy
 from exo.download.progress import OnProgress, Progress
@@ -194,6 +194,8 @@ class Hub(ModelSource):
         self, repo: str, revision: str, peers: Sequence[FilePeer]
     ) -> tuple[Listing, bool]:
         """What the repo holds, and whether the hub said so or, as it cannot be asked, a peer."""
+        from exo.download.hub_listing import look_up
+
         try:
             return await look_up(repo, revision, self._endpoint), True
         except SourceUnreachable as error:

@@ -1,13 +1,11 @@
-"""The hub itself: what a repo holds, and ranges of its files over HTTP.
+"""The hub itself: ranges of a repo's files over HTTP, and what its refusals mean.
 
-huggingface_hub knows where the hub is, who the user is and what a repo holds (HF_ENDPOINT,
-HF_TOKEN, `hf auth login`, HF_HUB_OFFLINE). Proxies and certificates are the environment's
-(HTTPS_PROXY, SSL_CERT_FILE).
+huggingface_hub knows where the hub is and who the user is (HF_ENDPOINT, HF_TOKEN, `hf auth login`,
+HF_HUB_OFFLINE). Proxies and certificates are the environment's (HTTPS_PROXY, SSL_CERT_FILE).
 """
 
 from __future__ import annotations
 
-import asyncio
 import email.utils
 import logging
 import re
@@ -15,20 +13,14 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 
 import aiohttp
-import httpx2
 import huggingface_hub
-from huggingface_hub import constants, hf_api
-from huggingface_hub import errors as hub_errors
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub import constants
 
 from exo.download.hub_cache import Listing, RepoFile
 from exo.download.transfer import Supplier, SupplierFailed
-from exo.errors import AccessDenied, DownloadFailed, ExoError, ModelNotFound, SourceUnreachable
-from exo.tasks import on_own_thread
+from exo.errors import AccessDenied, DownloadFailed, ExoError, ModelNotFound
 
 logger = logging.getLogger(__name__)
-
-_LOOK_UPS = 4  # attempts to list a repo
 
 
 class HubSupplier(Supplier):
@@ -76,6 +68,8 @@ class HubSupplier(Supplier):
 
 def hub_session() -> aiohttp.ClientSession:
     """HTTP as the hub wants it: the user's token, the environment's proxy and certificates."""
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # late: slow
+
     wait_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
     return aiohttp.ClientSession(
         headers=build_hf_headers(library_name="exo"),
@@ -96,7 +90,7 @@ def _first_byte(response: aiohttp.ClientResponse, file: RepoFile, asked: int) ->
         host = response.url.host or "the hub"
         raise SupplierFailed(
             refusal(response.status, f"{file.path} of {host}"),
-            rest_s=_retry_after(response.headers),
+            rest_s=retry_after(response.headers),
             final=response.status in (401, 403, 404, 410),
         )
     if response.status == 200:
@@ -138,62 +132,7 @@ def refusal(status: int, what: str) -> ExoError:
     return DownloadFailed(f"{what}: the hub answered {status}; try again later")
 
 
-async def look_up(repo: str, revision: str, endpoint: str | None) -> Listing:
-    """What the repo holds at a revision, by the hub.
-
-    Raises:
-        SourceUnreachable: no answer from the hub.
-        AccessDenied, ModelNotFound, DownloadFailed: its answer is a refusal.
-    """
-    for attempt in range(1, _LOOK_UPS + 1):
-        rest_s = 0.3 * 2**attempt
-        try:
-            return await on_own_thread(_list_repo, repo, revision, endpoint)
-        except hub_errors.RevisionNotFoundError as error:
-            raise ModelNotFound(
-                f"{repo} has no revision {revision!r} on the hub", param="model"
-            ) from error
-        except hub_errors.GatedRepoError as error:
-            raise refusal(403, repo) from error
-        except hub_errors.RepositoryNotFoundError as error:
-            raise refusal(error.response.status_code, repo) from error
-        except hub_errors.HfHubHTTPError as error:
-            status = error.response.status_code
-            failure: ExoError = refusal(status, repo)
-            if status != 429 and status < 500:
-                raise failure from error
-            rest_s = max(rest_s, _retry_after(error.response.headers))
-        except hub_errors.OfflineModeIsEnabled as error:
-            raise SourceUnreachable("the hub is not asked: HF_HUB_OFFLINE is set") from error
-        except (httpx2.TransportError, OSError) as error:
-            url = endpoint or constants.ENDPOINT
-            failure = SourceUnreachable(
-                f"the hub ({url}) cannot be reached: {error}; check the network, HTTPS_PROXY and "
-                "HF_ENDPOINT"
-            )
-            if attempt > 1:  # a mirror may be waiting for its turn
-                raise failure from error
-        if attempt == _LOOK_UPS:
-            raise failure
-        logger.info("%s; again in %.1f s", failure.message, rest_s)
-        await asyncio.sleep(rest_s)
-    raise AssertionError("the loop returns or raises")
-
-
-def _list_repo(repo: str, revision: str, endpoint: str | None) -> Listing:
-    api = huggingface_hub.HfApi(endpoint=endpoint, library_name="exo")
-    commit = api.repo_info(repo, revision=revision).sha
-    if not commit:
-        raise DownloadFailed(f"the hub names no commit for {repo}@{revision}")
-    files = []
-    for entry in api.list_repo_tree(repo, recursive=True, revision=commit):
-        if isinstance(entry, hf_api.RepoFile):
-            sha256, size = (entry.lfs.sha256, entry.lfs.size) if entry.lfs else (None, entry.size)
-            files.append(RepoFile(entry.path, size, entry.blob_id, sha256, entry.xet_hash))
-    return Listing(repo, commit, tuple(files))
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
+def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds a server asks to be left alone (RFC 9110, 10.2.3), at most two minutes."""
     said = headers.get("Retry-After", "").strip()
     if said.isdigit():

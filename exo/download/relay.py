@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import huggingface_hub
 
 from exo.download.hub_cache import Listing, RepoCache
-from exo.download.hub_client import HubSupplier, hub_session, look_up
+from exo.download.hub_client import HubSupplier, hub_session
 from exo.download.sharing import Sharing, check_names
 from exo.download.transfer import SupplierFailed
 from exo.errors import ModelNotFound
@@ -25,6 +25,8 @@ async def listing_for_peer(
     known = await asyncio.to_thread(sharing.listing, repo, revision)
     if known is not None or not ask_hub:
         return known
+    from exo.download.hub_listing import look_up
+
     check_names(repo, [])
     found = await look_up(repo, revision, None)
     # For `relayed`. What the revision means on this machine stays as it is.

@@ -30,7 +30,7 @@ def default_sources(
 ) -> list[ModelSource]:
     """Every source, in the order they are asked. `sharing`: what a node shares with its peers;
     `folders`: the user's own, with a directory for each model."""
-    # GGUF conversion imports MLX: only when sources are made, never for `exo --help`.
+    # They import the store's own parts.
     from exo.download.gguf_file import GGUFFile
     from exo.download.hub import Hub
     from exo.download.wheel import Wheel

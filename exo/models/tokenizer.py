@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers import AddedToken
+
 from exo.errors import InvalidRequest, ModelUnsupported
+from exo.models.chat_template import ChatTemplate, find_template
 from exo.models.description import read_config, text_config
 
 
@@ -36,46 +40,31 @@ class Tokenizer(ABC):
 
 
 class HFTokenizer(Tokenizer):
-    """The checkpoint's own tokenizer, through `transformers`.
+    """The checkpoint's own tokenizer.
 
     Raises:
         ModelUnsupported: there is none, or it would need code from the checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
-        # Says at import that PyTorch is missing; nothing here needs it.
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        from transformers import AutoTokenizer
+        config = _json(path / "tokenizer_config.json")
+        self._backend = _backend(path, config)
+        special = _special_tokens(path, config)
+        template = find_template(path, config)
+        self._template = ChatTemplate(template, special) if template is not None else None
+        self.eos_token_ids = _eos_token_ids(path, self._backend.token_to_id(special["eos_token"]))
 
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                path, trust_remote_code=False, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelUnsupported(f"the tokenizer in {path} cannot be loaded: {error}") from error
-        self.eos_token_ids = _eos_token_ids(path, self._tokenizer)
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; special tokens in it are those tokens."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        import jinja2
-
-        if not self._tokenizer.chat_template:
+        if self._template is None:
             raise InvalidRequest("this model has no chat template: it is not a chat model")
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
-        return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=False)]
+        return self.encode(self._template.render(messages))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(
-            self._tokenizer.decode(
-                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
 
 class ByteTokenizer(Tokenizer):
@@ -128,17 +117,84 @@ class TextStream:
 
 
 def load_tokenizer(model_type: str, path: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint; slow the first time (imports `transformers`)."""
+    """The tokenizer of a checkpoint."""
     return ByteTokenizer() if model_type == "dummy" else HFTokenizer(path)
 
 
-def _eos_token_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+def _json(file: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file.
+
+    Raises:
+        ModelUnsupported: it is no JSON object.
+    """
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelUnsupported(f"{file} is not a JSON object")
+    return found
+
+
+def _backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """tokenizer.json, which nearly every checkpoint has; else what `transformers`, whose import
+    takes a second, makes of the files of older kinds."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return _converted(path)
+    try:
+        found = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more special
+        raise ModelUnsupported(f"the tokenizer in {path} cannot be loaded: {error}") from error
+    # Tokens that were added to the checkpoint later and only to its configuration.
+    for number, token in sorted(config.get("added_tokens_decoder", {}).items(), key=_by_number):
+        if found.id_to_token(int(number)) is None:
+            added = AddedToken(
+                token["content"], normalized=False, special=bool(token.get("special"))
+            )
+            found.add_tokens([added])
+    return found
+
+
+def _by_number(entry: tuple[str, Any]) -> int:
+    return int(entry[0])
+
+
+def _converted(path: Path) -> tokenizers.Tokenizer:
+    # Says at import that PyTorch is missing; nothing here needs it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelUnsupported(f"the tokenizer in {path} cannot be loaded: {error}") from error
+    backend = getattr(found, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelUnsupported(f"the tokenizer in {path} is of a kind that exo does not read")
+    return backend
+
+
+def _special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Texts of the tokens with a role, like bos_token; templates name them. The end is always
+    among them, as "" where there is none."""
+    found = {"eos_token": ""}
+    for source in (_json(path / "special_tokens_map.json"), config):
+        for role, token in source.items():
+            if role.endswith("_token") and token:
+                text = token.get("content") if isinstance(token, dict) else token
+                if isinstance(text, str):
+                    found[role] = text
+    return found
+
+
+def _eos_token_ids(path: Path, own: int | None) -> frozenset[int]:
     """All tokens that end an answer: of the generation config, the config and the tokenizer."""
     found: set[int] = set()
-    sources = [text_config(read_config(path)).get("eos_token_id"), tokenizer.eos_token_id]
-    generation = path / "generation_config.json"
-    if generation.is_file():
-        sources.append(json.loads(generation.read_text()).get("eos_token_id"))
-    for source in sources:
+    generation = _json(path / "generation_config.json")
+    sources = [text_config(read_config(path)), generation]
+    for source in [own, *(source.get("eos_token_id") for source in sources)]:
         found.update(source if isinstance(source, list) else [] if source is None else [source])
     return frozenset(int(i) for i in found)
