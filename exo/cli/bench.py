@@ -256,7 +256,7 @@ async def _nodes(args: argparse.Namespace, count: int, threads: int) -> AsyncIte
                 for url in urls:
                     await _together(url, count)
             except TimeoutError:
-                last = logs[0].read_text().splitlines()[-5:]
+                last = logs[0].read_text("utf-8").splitlines()[-5:]
                 raise PeerUnavailable(
                     f"{count} nodes on this machine did not come together in {_START_S:.0f} s: "
                     + " / ".join(last)

@@ -30,7 +30,25 @@ def home() -> Path:
 
 def node_id(folder: Path) -> str:
     """This machine's persistent id; a second process on it gets the next one, so that no two that
-    run at once share theirs."""
+    run at once share theirs. Where it cannot be kept, it is another one each time."""
+    try:
+        return _kept_node_id(folder)
+    except OSError as error:
+        logging.getLogger(__name__).warning(
+            "%s cannot be written (%s): this node's id is not kept; set EXO_HOME to a folder of "
+            "your own",
+            folder,
+            error.strerror,
+        )
+        return _new_node_id()
+
+
+def _new_node_id() -> str:
+    machine = re.sub(r"[^\w-]", "", platform.node().split(".")[0])[:24] or "node"
+    return f"{machine}-{secrets.token_hex(2)}"
+
+
+def _kept_node_id(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     slot = 0
     while True:
@@ -46,8 +64,7 @@ def node_id(folder: Path) -> str:
         file.seek(0)
         known = file.read().strip()
         if not re.fullmatch(r"[\w.-]{1,64}", known):
-            machine = re.sub(r"[^\w-]", "", platform.node().split(".")[0])[:24] or "node"
-            known = f"{machine}-{secrets.token_hex(2)}"
+            known = _new_node_id()
             file.seek(0)
             file.truncate()
             file.write(known + "\n")

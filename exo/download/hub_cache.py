@@ -153,7 +153,7 @@ class RepoCache:
         if _COMMIT.fullmatch(revision):
             return revision
         ref = self.folder / "refs" / revision
-        return ref.read_text().strip() if ref.is_file() else None
+        return ref.read_text("utf-8").strip() if ref.is_file() else None
 
     def snapshot(self, commit: str) -> Path:
         return self.folder / "snapshots" / commit
@@ -192,7 +192,7 @@ class RepoCache:
         """What the repo holds, as it was saved; None if that is not here or not readable."""
         file = self._listing_file(commit)
         try:
-            saved = json.loads(file.read_text())
+            saved = json.loads(file.read_text("utf-8"))
             if saved["format_version"] != _LISTING_VERSION:
                 return None
             files = tuple(_file_of(path, entry) for path, entry in saved["files"].items())
@@ -261,7 +261,7 @@ def _indexed(folder: Path) -> list[str]:
     """The weight files a checkpoint's index names; none where there is no index that can be
     read."""
     try:
-        return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        return sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return []
 

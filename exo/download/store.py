@@ -15,6 +15,7 @@ from exo.download.hub_cache import RepoFile
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.source import LocalDirectory, ModelsFolders, ModelSource
+from exo.download.transfer import storage_error
 from exo.errors import DownloadFailed, InvalidRequest, ModelNotFound, SourceUnreachable
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 from exo.tasks import on_own_thread
@@ -179,16 +180,19 @@ class ModelStore:
         on_progress: OnProgress,
         renew: bool,
     ) -> Path:
-        self._models_dir.mkdir(parents=True, exist_ok=True)
-        with self._claimed(card, on_progress):
-            if renew:
-                for source in self._sources:
-                    if (found := source.find(card)) is not None:
-                        return self._renewed(source, card, found, on_progress)
-            # Another process may have fetched it while this one waited.
-            elif (found := self._find(card, weights)) is not None:
-                return found
-            return self._fetch_from_first(card, weights, on_progress)
+        try:
+            self._models_dir.mkdir(parents=True, exist_ok=True)
+            with self._claimed(card, on_progress):
+                if renew:
+                    for source in self._sources:
+                        if (found := source.find(card)) is not None:
+                            return self._renewed(source, card, found, on_progress)
+                # Another process may have fetched it while this one waited.
+                elif (found := self._find(card, weights)) is not None:
+                    return found
+                return self._fetch_from_first(card, weights, on_progress)
+        except OSError as error:
+            raise storage_error(error, "EXO_HOME") from error
 
     @contextlib.contextmanager
     def _claimed(self, card: ModelCard, on_progress: OnProgress) -> Iterator[None]:

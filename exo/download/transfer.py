@@ -433,13 +433,14 @@ def _spans(partial: PartialFile, span: int) -> list[tuple[int, int]]:
     ]
 
 
-def storage_error(error: OSError) -> ExoError:
+def storage_error(error: OSError, setting: str = "HF_HOME") -> ExoError:
+    """What a failure to write means for the user, who may move the folder by `setting`."""
     where = error.filename or "the model's folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk is full: {where}; free some space, what was fetched is kept")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DownloadFailed(
-            f"{where} cannot be written: {error.strerror}; set HF_HOME to a folder of your own"
+            f"{where} cannot be written: {error.strerror}; set {setting} to a folder of your own"
         )
     return DownloadFailed(f"{where} could not be written: {error}")
 

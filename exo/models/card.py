@@ -85,4 +85,4 @@ def resolve(model_id: str) -> ModelCard:
 
 @cache
 def _toml() -> dict[str, dict[str, dict]]:  # type: ignore[type-arg]
-    return tomllib.loads((files("exo.models") / "registry.toml").read_text())
+    return tomllib.loads((files("exo.models") / "registry.toml").read_text("utf-8"))

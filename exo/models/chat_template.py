@@ -55,11 +55,11 @@ def find_template(path: Path, config: Mapping[str, Any]) -> str | None:
     tokenizer_config.json (`config`), which may list several by name."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text()
+        return file.read_text("utf-8")
     file = path / "chat_template.json"
     found = config.get("chat_template")
     if found is None and file.is_file():
-        found = json.loads(file.read_text()).get("chat_template")
+        found = json.loads(file.read_text("utf-8")).get("chat_template")
     if isinstance(found, list):
         by_name = {entry["name"]: entry["template"] for entry in found}
         found = by_name.get("default") or next(iter(by_name.values()), None)

@@ -63,7 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ModelUnsupported: there is none, or it is not a JSON object with a model_type.
     """
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = json.loads((path / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{path} has no readable config.json: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:

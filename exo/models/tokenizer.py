@@ -128,7 +128,7 @@ def _json(file: Path) -> dict[str, Any]:
         ModelUnsupported: it is no JSON object.
     """
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -145,7 +145,8 @@ def _backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     if not file.is_file():
         return _converted(path)
     try:
-        found = tokenizers.Tokenizer.from_file(str(file))
+        # Not by its path, which may not be UTF-8.
+        found = tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
     except Exception as error:  # the library raises nothing more special
         raise ModelUnsupported(f"the tokenizer in {path} cannot be loaded: {error}") from error
     # Tokens that were added to the checkpoint later and only to its configuration.

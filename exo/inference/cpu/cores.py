@@ -21,8 +21,8 @@ def _core_of(cpu: int) -> tuple[str, str]:
     """(package, core) of a logical processor; itself where the system does not say."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
-        package = (topology / "physical_package_id").read_text().strip()
-        return package, (topology / "core_id").read_text().strip()
+        package = (topology / "physical_package_id").read_text("utf-8").strip()
+        return package, (topology / "core_id").read_text("utf-8").strip()
     except OSError:
         return "", str(cpu)
 
@@ -32,13 +32,13 @@ def _quota(root: Path) -> int | None:
 
     Format of cpu.max: https://docs.kernel.org/admin-guide/cgroup-v2.html, "$MAX $PERIOD"."""
     try:
-        quota, period = (root / "cpu.max").read_text().split()
+        quota, period = (root / "cpu.max").read_text("utf-8").split()
         return None if quota == "max" else ceil(int(quota) / int(period))
     except (OSError, ValueError):
         pass
     try:
-        quota_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu/cpu.cfs_period_us").read_text())
+        quota_us = int((root / "cpu/cpu.cfs_quota_us").read_text("utf-8"))
+        period_us = int((root / "cpu/cpu.cfs_period_us").read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return ceil(quota_us / period_us) if quota_us > 0 else None

@@ -72,7 +72,7 @@ def read_peers(file: Path) -> list[Route]:
         InvalidRequest: unreadable, or not a list of "host:port".
     """
     try:
-        data = json.loads(file.read_text())
+        data = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"cannot read peers from {file}: {error}") from error
     listed = data.get("peers") if isinstance(data, dict) else data

@@ -77,7 +77,7 @@ class Usage:
 
     def _read(self) -> dict[str, _Use]:
         try:
-            saved = json.loads(self._file.read_text())
+            saved = json.loads(self._file.read_text("utf-8"))
             return {str(m): _Use(float(u["score"]), float(u["last"])) for m, u in saved.items()}
         except FileNotFoundError:
             return {}
