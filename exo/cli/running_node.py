@@ -27,11 +27,6 @@ STOP_TIMEOUT_S = 1.5
 _LOOK_AROUND_S = 1.0
 """How long a node of our own looks for others before it goes on alone."""
 
-_LOOK_AROUND_BRIEFLY_S = 0.2
-"""The same where it has the whole model: others answer an announcement at once if they do, and are
-not needed."""
-
-
 @contextlib.asynccontextmanager
 async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator[StandardNode]:
     """A started node that answers on `node.api_url`; stopped in bounded time at the end.
@@ -64,12 +59,23 @@ async def some_node(args: argparse.Namespace, model_id: str) -> AsyncIterator[st
         yield url
         return
     async with running_node(args, api_port=0) as node:
-        has_all = await asyncio.to_thread(node.store.find, model_id) is not None
-        look_around_s = _LOOK_AROUND_BRIEFLY_S if has_all else _LOOK_AROUND_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if args.wait_for_peers else look_around_s):
-                await node.wait_for_peers(args.wait_for_peers or 1)
+        if args.wait_for_peers or not await asyncio.to_thread(_can_do_alone, node, model_id):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if args.wait_for_peers else _LOOK_AROUND_S):
+                    await node.wait_for_peers(args.wait_for_peers or 1)
         yield node.api_url
+
+
+def _can_do_alone(node: StandardNode, model_id: str) -> bool:
+    """Whether the whole model is here and small for this machine: an answer need not wait for
+    others to be found."""
+    path = node.store.find(model_id)
+    own = node.topology().nodes[node.config.node_id].capabilities
+    return (
+        path is not None
+        and own is not None
+        and 2 * node.store.size(path) < own.memory_available_bytes
+    )
 
 
 def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
