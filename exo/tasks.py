@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -69,6 +69,36 @@ def tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: An
     """Have a loop call it, from any thread. If the loop is closed nobody waits for it any more."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *args)
+
+
+async def merged(
+    sources: Sequence[AsyncGenerator[Item, None]],
+) -> AsyncGenerator[tuple[int, Item], None]:
+    """What several iterators give, as it comes, with the number of the one it is from. The first
+    that fails ends all."""
+    if len(sources) == 1:
+        async with contextlib.aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    upcoming = {asyncio.ensure_future(anext(source)): i for i, source in enumerate(sources)}
+    try:
+        while upcoming:
+            done, _ = await asyncio.wait(upcoming, return_when=asyncio.FIRST_COMPLETED)
+            for one in sorted(done, key=upcoming.__getitem__):
+                number = upcoming.pop(one)
+                try:
+                    item = one.result()
+                except StopAsyncIteration:
+                    continue
+                upcoming[asyncio.ensure_future(anext(sources[number]))] = number
+                yield number, item
+    finally:
+        for one in upcoming:
+            one.cancel()
+        await asyncio.gather(*upcoming, return_exceptions=True)
+        for source in sources:
+            await source.aclose()
 
 
 async def with_pulse(

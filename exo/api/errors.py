@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them."""
+"""Errors as the clients of each dialect expect them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
-def error_body(error: ExoError) -> dict[str, Any]:
+def openai_error(error: ExoError) -> dict[str, Any]:
     """The JSON of an error, as https://platform.openai.com/docs/guides/error-codes has it."""
     kind = "invalid_request_error" if error.http_status < 500 else "server_error"
     return {
@@ -32,18 +32,42 @@ def error_body(error: ExoError) -> dict[str, Any]:
     }
 
 
-def _response(status: int, error: ExoError) -> web.Response:
-    return web.json_response(error_body(error), status=status)
+def anthropic_error(error: ExoError) -> dict[str, Any]:
+    """As https://docs.anthropic.com/en/api/errors has it."""
+    kinds = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+    kind = kinds.get(error.http_status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def ollama_error(error: ExoError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+def _response(path: str, status: int, error: ExoError) -> web.Response:
+    shape = openai_error
+    if path.startswith("/v1/messages"):
+        shape = anthropic_error
+    elif path.startswith("/api/"):
+        shape = ollama_error
+    return web.json_response(shape(error), status=status)
 
 
 @web.middleware
-async def as_openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def as_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure of a route as JSON with the right status."""
     try:
         return await handler(request)
     except ExoError as error:
         logger.info("%s %s: %s", request.method, request.path, error.message)
-        return _response(error.http_status, error)
+        return _response(request.path, error.http_status, error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -52,7 +76,7 @@ async def as_openai_errors(request: web.Request, handler: Handler) -> web.Stream
             405: f"{request.path} does not take {request.method}",
             413: f"the request body is larger than {request.client_max_size} bytes",
         }.get(error.status, error.reason)
-        response = _response(error.status, InvalidRequest(message))
+        response = _response(request.path, error.status, InvalidRequest(message))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
@@ -60,7 +84,7 @@ async def as_openai_errors(request: web.Request, handler: Handler) -> web.Stream
         raise
     except Exception as error:
         logger.exception("%s %s", request.method, request.path)
-        return _response(500, ExoError(f"internal error: {type(error).__name__}"))
+        return _response(request.path, 500, ExoError(f"internal error: {type(error).__name__}"))
 
 
 def only_same_origin(loopback_only: bool) -> Any:

@@ -10,14 +10,21 @@ from pathlib import Path
 from aiohttp import web
 
 from exo.api.bench_routes import BenchRoutes
-from exo.api.chat_request import ChatDefaults
+from exo.api.chat import Chat
 from exo.api.cluster_routes import ClusterRoutes
+from exo.api.dialects.anthropic import Anthropic
+from exo.api.dialects.ollama import Ollama
+from exo.api.dialects.openai_chat import OpenAIChat
+from exo.api.dialects.openai_completions import OpenAICompletions
 from exo.api.download_routes import DownloadRoutes
-from exo.api.errors import as_openai_errors, only_same_origin
-from exo.api.openai_routes import OpenAIRoutes
+from exo.api.errors import as_errors, only_same_origin
+from exo.api.request import ChatDefaults
 from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)
+
+DIALECTS = (OpenAIChat, OpenAICompletions, Anthropic, Ollama)
+"""What clients may speak; each turns requests into the core's (chat.py) and answers back."""
 
 MAX_BODY_BYTES = 8 * 2**20
 PORTS_TO_TRY = 20
@@ -40,10 +47,12 @@ class ApiServer:
         self._config = config
         loopback_only = config.host in ("127.0.0.1", "localhost", "::1")
         app = web.Application(
-            middlewares=[as_openai_errors, only_same_origin(loopback_only)],
+            middlewares=[as_errors, only_same_origin(loopback_only)],
             client_max_size=MAX_BODY_BYTES,
         )
-        OpenAIRoutes(node, config.defaults).add_to(app)
+        chat = Chat(node)
+        for dialect in DIALECTS:
+            dialect(node, chat, config.defaults).add_to(app)
         ClusterRoutes(node).add_to(app)
         BenchRoutes(node).add_to(app)
         DownloadRoutes(node).add_to(app)

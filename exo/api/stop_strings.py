@@ -12,16 +12,17 @@ class StopStrings:
         self._stops = stops
         self._held = ""
 
-    def add(self, text: str) -> tuple[str, bool]:
-        """(text that can be given out, whether a stop string was found)."""
+    def add(self, text: str) -> tuple[str, str | None]:
+        """(text that can be given out, the stop string that was found if one was)."""
         pending = self._held + text
-        found = [at for stop in self._stops if (at := pending.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
             self._held = ""
-            return pending[: min(found)], True
+            at, stop = min(found)
+            return pending[:at], stop
         keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
         self._held = pending[len(pending) - keep :]
-        return pending[: len(pending) - keep], False
+        return pending[: len(pending) - keep], None
 
     def finish(self) -> str:
         """What is still held back once no more text comes."""

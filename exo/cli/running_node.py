@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from exo.api.chat_request import ChatDefaults
+from exo.api.request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
 from exo.cli.client import node_at
 from exo.cli.settings import node_config
@@ -26,6 +26,7 @@ STOP_TIMEOUT_S = 1.5
 
 _LOOK_AROUND_S = 1.0
 """How long a node of our own looks for others before it goes on alone."""
+
 
 @contextlib.asynccontextmanager
 async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator[StandardNode]:

@@ -190,8 +190,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     api.add_argument(
         "--default-temp",
         type=float,
-        default=0.0,
-        help="temperature where none is asked (0: greedy)",
+        help="temperature where neither the request nor the model says one (default 0: greedy)",
     )
     api.add_argument("--max-generate-tokens", type=int, help="longest answer where none is asked")
     api.add_argument("--system-prompt", help="for conversations that bring none")

@@ -35,19 +35,32 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelUnsupported(f"the model's chat template is broken: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        """The text of a conversation, up to where the assistant begins to answer.
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, continues: bool = False, **more: Any
+    ) -> str:
+        """The text of a conversation, up to where the assistant begins to answer, or with
+        `continues` to the end of its last message.
 
         Raises:
             InvalidRequest: the template refuses the conversation.
         """
-        given = {"add_generation_prompt": True, **self._names, **more}
+        given = {"add_generation_prompt": not continues, **self._names, **more}
         try:
-            return self._template.render(messages=[*messages], **given)
+            text = self._template.render(messages=[*messages], **given)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        if not continues:
+            return text
+        last = str(messages[-1]["content"]).strip()
+        at = text.rfind(last)
+        if at < 0:
+            raise InvalidRequest(
+                "the model's chat template changes the last message: it cannot be gone on with",
+                param="messages",
+            )
+        return text[: at + len(last)]
 
 
 def find_template(path: Path, config: Mapping[str, Any]) -> str | None:

@@ -7,24 +7,30 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import tokenizers
-from tokenizers import AddedToken
+from typing import TYPE_CHECKING, Any
 
 from exo.errors import InvalidRequest, ModelUnsupported
-from exo.models.chat_template import ChatTemplate, find_template
 from exo.models.description import read_config, text_config
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Tokenizer(ABC):
     """What the API needs of a tokenizer."""
 
     eos_token_ids: frozenset[int]
+    vocabulary_size: int
+    """Token ids are smaller than this."""
 
     @abstractmethod
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant begins to answer.
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text as a prompt of its own; special tokens in it are those tokens."""
+
+    @abstractmethod
+    def encode_chat(self, messages: list[dict[str, str]], *, continues: bool = False) -> list[int]:
+        """Token ids of a conversation up to where the assistant begins to answer, or with
+        `continues` where its last message, the assistant's, goes on.
 
         Raises:
             InvalidRequest: the model's chat template refuses the conversation.
@@ -47,21 +53,25 @@ class HFTokenizer(Tokenizer):
     """
 
     def __init__(self, path: Path) -> None:
+        from exo.models.chat_template import ChatTemplate, find_template  # late: imports jinja2
+
         config = _json(path / "tokenizer_config.json")
         self._backend = _backend(path, config)
         special = _special_tokens(path, config)
         template = find_template(path, config)
         self._template = ChatTemplate(template, special) if template is not None else None
         self.eos_token_ids = _eos_token_ids(path, self._backend.token_to_id(special["eos_token"]))
+        self.vocabulary_size = max(self._backend.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are those tokens."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self._backend.encode(text, add_special_tokens=True).ids)
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, str]], *, continues: bool = False) -> list[int]:
         if self._template is None:
             raise InvalidRequest("this model has no chat template: it is not a chat model")
-        return self.encode(self._template.render(messages))
+        text = self._template.render(messages, continues=continues)
+        # The template has written the special tokens that it wants.
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
@@ -71,10 +81,14 @@ class ByteTokenizer(Tokenizer):
     """One token a byte, for the dummy engine."""
 
     eos_token_ids = frozenset({257})
+    vocabulary_size = 258
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return [256, *text.encode()]
+    def encode(self, text: str) -> list[int]:
+        return [*text.encode()]
+
+    def encode_chat(self, messages: list[dict[str, str]], *, continues: bool = False) -> list[int]:
+        text = "\n".join(f"{m['role']}: {m['content']}" for m in messages)
+        return [256, *text.encode(), *([] if continues else b"\n")]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
@@ -141,6 +155,8 @@ def _json(file: Path) -> dict[str, Any]:
 def _backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """tokenizer.json, which nearly every checkpoint has; else what `transformers`, whose import
     takes a second, makes of the files of older kinds."""
+    import tokenizers
+
     file = path / "tokenizer.json"
     if not file.is_file():
         return _converted(path)
@@ -152,7 +168,7 @@ def _backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     # Tokens that were added to the checkpoint later and only to its configuration.
     for number, token in sorted(config.get("added_tokens_decoder", {}).items(), key=_by_number):
         if found.id_to_token(int(number)) is None:
-            added = AddedToken(
+            added = tokenizers.AddedToken(
                 token["content"], normalized=False, special=bool(token.get("special"))
             )
             found.add_tokens([added])
@@ -166,6 +182,7 @@ def _by_number(entry: tuple[str, Any]) -> int:
 def _converted(path: Path) -> tokenizers.Tokenizer:
     # Says at import that PyTorch is missing; nothing here needs it.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import tokenizers
     from transformers import AutoTokenizer
 
     try:

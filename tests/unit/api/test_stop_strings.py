@@ -13,7 +13,7 @@ def test_nothing_of_a_stop_string_leaks_however_the_text_is_cut(
 ) -> None:
     filtered = StopStrings(stop)
     given_out = ""
-    stopped = False
+    stopped = None
     position = step = 0
     while position < len(whole) and not stopped:
         size = sizes[step % len(sizes)]
@@ -33,7 +33,7 @@ def test_nothing_of_a_stop_string_leaks_however_the_text_is_cut(
 
 def test_text_that_only_begins_like_a_stop_string_is_given_out_late_but_whole() -> None:
     filtered = StopStrings(["END"])
-    assert filtered.add("the EN") == ("the ", False)
-    assert filtered.add("gine") == ("ENgine", False)
-    assert filtered.add(" EN") == (" ", False)
+    assert filtered.add("the EN") == ("the ", None)
+    assert filtered.add("gine") == ("ENgine", None)
+    assert filtered.add(" EN") == (" ", None)
     assert filtered.finish() == "EN"

@@ -2,17 +2,21 @@ from typing import Any
 
 import pytest
 
-from exo.api.chat_request import ChatDefaults, ChatRequest, parse_chat_request
+from exo.api.dialects.openai_chat import Streaming, parse_chat
+from exo.api.request import ChatDefaults, ChatRequest
 from exo.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
 
 
 def parse(**body: Any) -> ChatRequest:
-    return parse_chat_request({"model": "m", "messages": [USER]} | body, ChatDefaults())
+    return parse_chat({"model": "m", "messages": [USER]} | body, ChatDefaults())[0]
 
 
 def test_every_parameter_is_honoured() -> None:
+    body = {"model": "m", "messages": [USER], "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
+    assert parse_chat(body, ChatDefaults())[1] == Streaming(stream=True, include_usage=True)
     request = parse(
         temperature=0.5,
         top_p=0.9,
@@ -37,7 +41,10 @@ def test_every_parameter_is_honoured() -> None:
     assert (sampling.logit_bias, sampling.seed) == ({7: -100.0}, 3)
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 5)
     assert (request.stop, request.max_tokens) == (("a", "b"), 9)
-    assert request.stream and request.include_usage
+    assert request.asked == {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    assert parse(n=3).choices == 3
+    last = {"role": "assistant", "content": "Once upon"}
+    assert parse(messages=[USER, last], continue_final_message=True).continues
     assert parse(max_completion_tokens=4, max_tokens=9).max_tokens == 4
     assert parse(top_k=-1).sampling.top_k == 0
 
@@ -68,7 +75,9 @@ def test_neutral_values_of_what_is_not_supported_are_fine() -> None:
         ({"top_p": -1}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stop": [""]}, "stop"),
@@ -91,23 +100,23 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
 def test_a_body_that_is_no_object_or_has_no_model_is_refused() -> None:
     for body in ([], "x", None, 3):
         with pytest.raises(InvalidRequest, match="JSON object"):
-            parse_chat_request(body, ChatDefaults())
+            parse_chat(body, ChatDefaults())
     with pytest.raises(InvalidRequest, match="model is missing"):
-        parse_chat_request({"messages": [USER]}, ChatDefaults())
+        parse_chat({"messages": [USER]}, ChatDefaults())
 
 
 def test_defaults_fill_what_is_not_said() -> None:
     defaults = ChatDefaults(temperature=0.2, max_tokens=7, system_prompt="Be brief.")
-    request = parse_chat_request({"model": "m", "messages": [USER]}, defaults)
+    request, _ = parse_chat({"model": "m", "messages": [USER]}, defaults)
     assert request.sampling.temperature == 0.2
     assert request.max_tokens == 7
-    assert request.messages[0] == {"role": "system", "content": "Be brief."}
+    assert request.prompt[0] == {"role": "system", "content": "Be brief."}
     own = [{"role": "developer", "content": "Mine."}, USER]
-    request = parse_chat_request({"model": "m", "messages": own}, defaults)
-    assert [m["content"] for m in request.messages] == ["Mine.", "hi"]
+    request, _ = parse_chat({"model": "m", "messages": own}, defaults)
+    assert [m["content"] for m in request.prompt] == ["Mine.", "hi"]
 
 
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = parse(messages=[{"role": "user", "content": parts}])
-    assert request.messages[0]["content"] == "ab"
+    assert request.prompt[0]["content"] == "ab"
