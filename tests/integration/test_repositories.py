@@ -6,6 +6,7 @@ On one core, with few descriptors, killed at any moment, many at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import resource
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import cluster, free_port
+from cluster import cluster, free_port, until
 from hub_server import HubServer
 from repositories import RUNNABLE, Shape, recorded, shaped
 
@@ -179,6 +180,39 @@ def test_killed_at_ten_moments_it_arrives(repo: str, server: HubServer, tmp_path
     for path in (*made.weights, "config.json", "tokenizer.json"):
         assert (snapshot / path).read_bytes() == made.files[path]
     assert not [f for f in (snapshot.parents[1] / "blobs").iterdir() if "exo" in f.name]
+
+
+@pytest.mark.parametrize("repo", RUNNABLE if ALL else KILLED[1:])
+async def test_three_nodes_killed_at_ten_moments_have_it_in_the_end(
+    repo: str, server: HubServer, tmp_path: Path
+) -> None:
+    made = shape(repo, server, tmp_path)
+    server.rate = 1e6
+    rng = random.Random(repo)
+    everywhere = {"model": repo, "all_nodes": True}
+    try:
+        async with cluster(tmp_path) as c:
+            for name in ("a", "b", "c"):
+                c.add_with_cache(name, server.url)
+            await c.together()
+            for _ in range(10):
+                via, victim = rng.sample(["a", "b", "c"], 2)
+                await c.nodes[via].post("/v1/download", everywhere)
+                enough = sum(server.sent.values()) + rng.randrange(1, 100_000)
+                with contextlib.suppress(AssertionError):  # it may be whole by now
+                    await until(lambda n=enough: sum(server.sent.values()) >= n, "more", 1)
+                c.nodes[victim].kill()
+                c.nodes[victim].start()
+                await c.together()
+            server.rate = None
+            end = await c.nodes["a"].post("/v1/download", everywhere | {"wait": True}, 60)
+            assert end["nodes"] == {"a": "ready", "b": "ready", "c": "ready"}
+    finally:
+        server.rate = None
+    for name in ("a", "b", "c"):
+        (snapshot,) = (tmp_path / f"cache-{name}").glob("models--*/snapshots/*")
+        for path in (*made.weights, "config.json", "tokenizer.json"):
+            assert (snapshot / path).read_bytes() == made.files[path]
 
 
 async def test_ten_models_at_once_arrive_on_one_node(server: HubServer, tmp_path: Path) -> None:
