@@ -1,4 +1,5 @@
-"""From a request of any dialect to pieces of text: template, tokens, generation, text again."""
+"""From a request of any dialect to what is said, thought and called: template, tokens, generation,
+text again."""
 
 from __future__ import annotations
 
@@ -12,13 +13,24 @@ from pathlib import Path
 
 import msgspec
 
+from exo.api.constraints import constraint_of
+from exo.api.prompts import Prompt, prompt_of
 from exo.api.request import ChatRequest
 from exo.api.sampling_defaults import sampling_defaults
 from exo.api.stop_strings import StopStrings
 from exo.download.progress import OnProgress
-from exo.errors import InvalidRequest, PromptTooLong
+from exo.errors import PromptTooLong
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.models.description import ModelDescription
+from exo.models.markup.reader import (
+    AnswerReader,
+    CallArguments,
+    CallBegun,
+    Part,
+    PlainReader,
+    Said,
+    Thought,
+)
 from exo.models.tokenizer import TextStream, Tokenizer, load_tokenizer
 from exo.networking.calls.messages import GenerationRequest
 from exo.orchestration.node import StandardNode
@@ -29,13 +41,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text, the tokens it was made of, and at the end why it ended: "stop" or "length", with
-    the stop string where it was one."""
+    """Something of an answer, the tokens it was made of, and at the end why it ended: "stop",
+    "length" or "tool_calls", with the stop string where it was one."""
 
-    text: str = ""
+    parts: tuple[Part, ...] = ()
     tokens: tuple[SampledToken, ...] = field(default=())
     finish_reason: str | None = None
     stop_string: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What is said in it."""
+        return "".join(part.text for part in self.parts if isinstance(part, Said))
+
+    @property
+    def thought(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool as a whole; `arguments` is JSON."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +77,40 @@ class Answer:
     tokenizer: Tokenizer
     prompt: tuple[int, ...]
     pieces: AsyncGenerator[tuple[int, Piece], None]
+
+    def call_id(self, choice: int, number: int) -> str:
+        """The name of an answer's call, counted from 0."""
+        return f"call_{self.id[:20]}{choice:x}{number:x}"
+
+    async def gather(self, choices: int = 1) -> list[Piece]:
+        """Each of the answers as one piece."""
+        found: list[list[Piece]] = [[] for _ in range(choices)]
+        async with contextlib.aclosing(self.pieces) as pieces:
+            async for index, piece in pieces:
+                found[index].append(piece)
+        return [
+            Piece(
+                tuple(part for piece in some for part in piece.parts),
+                tuple(token for piece in some for token in piece.tokens),
+                some[-1].finish_reason,
+                some[-1].stop_string,
+            )
+            for some in found
+        ]
+
+    def calls_of(self, choice: int, piece: Piece) -> list[Call]:
+        """The calls in a whole answer."""
+        names: list[str] = []
+        texts: list[str] = []
+        for part in piece.parts:
+            if isinstance(part, CallBegun):
+                names.append(part.name)
+                texts.append("")
+            elif isinstance(part, CallArguments):
+                texts[-1] += part.text
+        return [
+            Call(self.call_id(choice, i), name, texts[i] or "{}") for i, name in enumerate(names)
+        ]
 
 
 class Chat:
@@ -63,27 +127,34 @@ class Chat:
         Raises:
             ModelNotFound: nobody has the model.
             PromptTooLong: the conversation does not fit the context.
-            InvalidRequest: the chat template refuses it, or a token is none of the model's.
+            InvalidRequest: the chat template refuses it, a token is none of the model's, or a
+                grammar cannot be held to.
         """
-        path, description = await self._node.describe(request.model, on_progress)
-        loaded = await self._load(description, path)
-        prompt = await asyncio.to_thread(_prompt, loaded.tokenizer, request)
-        room = description.context_length - len(prompt)
+        description, loaded = await self._load(request.model, on_progress)
+        tokenizer, context = loaded.tokenizer, description.context_length
+        prompt = await asyncio.to_thread(prompt_of, tokenizer, request, context)
+        room = context - len(prompt.tokens)
         if room < 1:
             raise PromptTooLong(
-                f"the prompt is {len(prompt)} tokens, {1 - room} more than fit: the context of "
-                f"{request.model} is {description.context_length}, and the answer needs room in it",
+                f"the prompt is {len(prompt.tokens)} tokens, {1 - room} more than fit: the context "
+                f"of {request.model} is {context}, and the answer needs room in it",
                 param="messages" if isinstance(request.prompt, list) else "prompt",
             )
+        constraint = await asyncio.to_thread(constraint_of, tokenizer, request, prompt)
+        ends = tokenizer.eos_token_ids | request.ends
+        sampling = msgspec.structs.replace(
+            _with_defaults(request, loaded.defaults), constraint=constraint
+        )
+        if sampling.min_tokens:
+            sampling = msgspec.structs.replace(sampling, ends=tuple(sorted(ends)))
         chat_id = uuid.uuid4().hex
-        sampling = _with_defaults(request, loaded.defaults)
         sequences = [
             GenerationRequest(
                 f"{chat_id}-{i}",
-                prompt,
+                prompt.tokens,
                 msgspec.structs.replace(sampling, seed=(sampling.seed + i) % 2**64),
                 min(request.max_tokens or room, room),
-                loaded.tokenizer.eos_token_ids,
+                request.ends if request.ignores_end else ends,
             )
             for i in range(request.choices)
         ]
@@ -91,28 +162,40 @@ class Chat:
             "%s: %s, %d tokens in%s",
             chat_id,
             request.model,
-            len(prompt),
+            len(prompt.tokens),
             f", user {request.user}" if request.user else "",
         )
-        pieces = [self._pieces(loaded.tokenizer, request, one, on_progress) for one in sequences]
-        return Answer(chat_id, loaded.tokenizer, prompt, merged(pieces))
+        pieces = [
+            self._pieces(tokenizer, request, prompt, sequence, on_progress)
+            for sequence in sequences
+        ]
+        return Answer(chat_id, tokenizer, prompt.tokens, merged(pieces))
 
     async def count_tokens(self, request: ChatRequest, on_progress: OnProgress) -> int:
         """Tokens of a prompt. Raises as `answer` does."""
-        path, description = await self._node.describe(request.model, on_progress)
-        loaded = await self._load(description, path)
-        return len(await asyncio.to_thread(_prompt, loaded.tokenizer, request))
+        description, loaded = await self._load(request.model, on_progress)
+        context = description.context_length
+        return len((await asyncio.to_thread(prompt_of, loaded.tokenizer, request, context)).tokens)
+
+    async def tokenizer(self, model_id: str, on_progress: OnProgress) -> Tokenizer:
+        """A model's. Raises ModelNotFound where nobody has the model."""
+        return (await self._load(model_id, on_progress))[1].tokenizer
+
+    async def defaults(self, model_id: str, on_progress: OnProgress) -> dict[str, float]:
+        """How its makers would have a model sampled. Raises as `tokenizer` does."""
+        return (await self._load(model_id, on_progress))[1].defaults
 
     async def _pieces(
         self,
         tokenizer: Tokenizer,
         request: ChatRequest,
+        prompt: Prompt,
         wanted: GenerationRequest,
         on_progress: OnProgress,
     ) -> AsyncGenerator[Piece, None]:
-        """Text as it comes. Closing this cancels the sequence on every node."""
-        text = TextStream(tokenizer)
-        stops = StopStrings(request.stop)
+        """What comes. Closing this cancels the sequence on every node."""
+        text = TextStream(tokenizer, _shown(tokenizer, request))
+        output = _Output(_reader(tokenizer, request, prompt), request.stop)
         waiting: list[SampledToken] = []
         events = self._node.generate(request.model, wanted, on_progress)
         async with contextlib.aclosing(events):
@@ -123,24 +206,67 @@ class Chat:
                     ready = text.add(event.token.token_id)
                 if event.finish_reason:
                     ready += text.finish()
-                ready, stop_string = stops.add(ready)
-                if stop_string is not None:
-                    yield Piece(ready, tuple(waiting), "stop", stop_string)
+                parts = output.add(ready)
+                if event.finish_reason and output.stop_string is None:
+                    parts += output.finish()
+                if output.stop_string is not None:
+                    yield Piece(tuple(parts), tuple(waiting), "stop", output.stop_string)
                     return
                 if event.finish_reason:
-                    yield Piece(ready + stops.finish(), tuple(waiting), event.finish_reason)
+                    reason = event.finish_reason
+                    if output.called and reason == "stop":
+                        reason = "tool_calls"
+                    yield Piece(tuple(parts), tuple(waiting), reason)
                     return
-                if ready:
-                    yield Piece(ready, tuple(waiting))
+                if parts:
+                    yield Piece(tuple(parts), tuple(waiting))
                     waiting = []
 
-    async def _load(self, description: ModelDescription, path: Path) -> _Loaded:
+    async def _load(
+        self, model_id: str, on_progress: OnProgress
+    ) -> tuple[ModelDescription, _Loaded]:
+        path, description = await self._node.describe(model_id, on_progress)
         async with self._loading:
             loaded = self._loaded.get(description.model_id)
             if loaded is None or loaded.path != path:
                 loaded = await asyncio.to_thread(_read, description.model_type, path)
                 self._loaded[description.model_id] = loaded
-            return loaded
+            return description, loaded
+
+
+class _Output:
+    """One answer's text through its reader and its stop strings, which look at what is said."""
+
+    def __init__(self, reader: AnswerReader, stops: tuple[str, ...]) -> None:
+        self._reader = reader
+        self._stops = StopStrings(stops)
+        self.stop_string: str | None = None
+        self.called = False
+
+    def add(self, text: str) -> list[Part]:
+        return self._checked(self._reader.add(text))
+
+    def finish(self) -> list[Part]:
+        parts = self._checked(self._reader.finish())
+        if self.stop_string is None and (held := self._stops.finish()):
+            parts.append(Said(held))
+        return parts
+
+    def _checked(self, parts: list[Part]) -> list[Part]:
+        checked: list[Part] = []
+        for part in parts:
+            if not isinstance(part, Said):
+                self.called = self.called or isinstance(part, CallBegun)
+                if held := self._stops.finish():
+                    checked.append(Said(held))
+                checked.append(part)
+                continue
+            text, self.stop_string = self._stops.add(part.text)
+            if text:
+                checked.append(Said(text))
+            if self.stop_string is not None:
+                break
+        return checked
 
 
 @dataclass(frozen=True)
@@ -156,20 +282,18 @@ def _read(model_type: str, path: Path) -> _Loaded:
     return _Loaded(path, load_tokenizer(model_type, path), sampling_defaults(path))
 
 
-def _prompt(tokenizer: Tokenizer, request: ChatRequest) -> tuple[int, ...]:
-    prompt = request.prompt
-    if isinstance(prompt, list):
-        return tuple(tokenizer.encode_chat(prompt, continues=request.continues))
-    if isinstance(prompt, str):
-        return tuple(tokenizer.encode(prompt))
-    unknown = [token for token in prompt if not 0 <= token < tokenizer.vocabulary_size]
-    if unknown:
-        raise InvalidRequest(
-            f"token {unknown[0]} is none of this model's, which are 0 to "
-            f"{tokenizer.vocabulary_size - 1}",
-            param="prompt",
-        )
-    return prompt
+def _reader(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) -> AnswerReader:
+    if not isinstance(request.prompt, list) or request.continues or request.shows_special:
+        return PlainReader()
+    return tokenizer.markup.reader(
+        request.tools, thinks=prompt.thinks, enforced=request.tool_choice.mode == "required"
+    )
+
+
+def _shown(tokenizer: Tokenizer, request: ChatRequest) -> dict[int, str]:
+    if request.shows_special:
+        return {i: text for text, i in tokenizer.special_tokens.items()}
+    return dict(tokenizer.markup.shown_tokens) if isinstance(request.prompt, list) else {}
 
 
 def _with_defaults(request: ChatRequest, defaults: dict[str, float]) -> SamplingParams:

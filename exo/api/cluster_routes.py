@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from exo import __version__
+from exo.api.routes import Route
 from exo.orchestration.files.activity import as_json
 from exo.orchestration.node import StandardNode
 
@@ -17,10 +18,13 @@ class ClusterRoutes:
     def __init__(self, node: StandardNode) -> None:
         self._node = node
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/v1/topology", self.topology)
-        app.router.add_get("/v1/cluster/models", self.models)
-        app.router.add_get("/healthcheck", self.healthcheck)
+    def routes(self) -> list[Route]:
+        seen = "Nodes, links, plans and activity, as this node sees them"
+        return [
+            Route("GET", "/v1/topology", self.topology, seen),
+            Route("GET", "/v1/cluster/models", self.models, "Which nodes hold which models' files"),
+            Route("GET", "/healthcheck", self.healthcheck, "Whether this process lives"),
+        ]
 
     async def topology(self, http: web.Request) -> web.Response:
         """Nodes, links, plans and what every node is doing for a model, as this node sees them,

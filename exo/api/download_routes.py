@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 from aiohttp import web
+from msgspec import Meta
 
-from exo.api.json_body import json_with_model
+from exo.api.bodies import Body, read_body
+from exo.api.routes import Route
+from exo.api.streaming import EVENTS
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.orchestration.files.activity import as_json
@@ -24,6 +26,15 @@ KEEP_ALIVE_S = 5.0
 """A client of the event stream hears something at least this often."""
 
 
+class DownloadBody(Body, kw_only=True):
+    """POST /v1/download."""
+
+    model: str
+    all_nodes: bool = False
+    wait: bool = False
+    shard: Annotated[str, Meta(pattern=r"^\d{1,4}/\d{1,4}$")] | None = None
+
+
 class DownloadRoutes:
     """The handlers, over one node."""
 
@@ -31,29 +42,28 @@ class DownloadRoutes:
         self._node = node
         self._tasks = TaskOwner("downloads")
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_post("/v1/download", self.start)
-        app.router.add_delete("/v1/download/{model_id:.+}", self.cancel)
-        app.router.add_delete("/v1/models/{model_id:.+}", self.remove)
-        app.router.add_get("/v1/download/progress", self.progress)
-        app.router.add_get("/v1/events", self.events)
-        app.on_cleanup.append(self._close)
+    def routes(self) -> list[Route]:
+        one, model = "/v1/download/{model_id:.+}", "/v1/models/{model_id:.+}"
+        return [
+            Route("POST", "/v1/download", self.start, "Bring a model's files", DownloadBody),
+            Route("DELETE", one, self.cancel, "Stop a download", statuses=(404,)),
+            Route("DELETE", model, self.remove, "Delete a model's files", statuses=(404,)),
+            Route("GET", "/v1/download/progress", self.progress, "What every node brings"),
+            Route("GET", "/v1/events", self.events, "The same, as it happens", streams=EVENTS),
+        ]
 
     async def start(self, http: web.Request) -> web.Response:
         """{"model", "all_nodes", "shard", "wait"} -> 202 and {"model", "nodes"}; with "wait" 200
         when it is over, how it ended on each node, and in "left_out", by the reason, the paths and
         sizes of files that exo does not want. "shard" is "1/3" for what the first of three equal
         shards reads."""
-        body = await json_with_model(http)
-        for name in ("all_nodes", "wait"):
-            if not isinstance(body.get(name, False), bool):
-                raise InvalidRequest(f"{name} is true or false", param=name)
-        model_id, everywhere = body["model"], body.get("all_nodes", False)
-        shard = _shard(body.get("shard"))
+        body = await read_body(http, DownloadBody)
+        model_id, everywhere = body.model, body.all_nodes
+        shard = None if body.shard is None else _shard(body.shard)
         if shard is not None and everywhere:
             raise InvalidRequest("a shard is for one node, not for all_nodes", param="shard")
         resolve(model_id)
-        if body.get("wait", False):
+        if body.wait:
             ends = await self._download(model_id, everywhere, shard)
             if (error := ends[self._node.config.node_id]) is not None and len(ends) == 1:
                 raise error
@@ -128,15 +138,12 @@ class DownloadRoutes:
     def _now(self) -> list[dict[str, Any]]:
         return [as_json(progress) for progress in self._node.activity.everyone()]
 
-    async def _close(self, app: web.Application) -> None:
+    async def close(self, app: web.Application) -> None:
+        """End what runs in the background."""
         await self._tasks.close()
 
 
-def _shard(text: Any) -> tuple[int, int] | None:
+def _shard(text: str) -> tuple[int, int]:
     """ "2/3" as (2, 3)."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text) if isinstance(text, str) else None
-    if found is None:
-        raise InvalidRequest(f'shard is like "1/3", got {text!r}', param="shard")
-    return int(found[1]), int(found[2])
+    first, _, second = text.partition("/")
+    return int(first), int(second)

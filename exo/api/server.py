@@ -14,16 +14,19 @@ from exo.api.chat import Chat
 from exo.api.cluster_routes import ClusterRoutes
 from exo.api.dialects.anthropic import Anthropic
 from exo.api.dialects.ollama import Ollama
+from exo.api.dialects.ollama_models import OllamaModels
 from exo.api.dialects.openai_chat import OpenAIChat
 from exo.api.dialects.openai_completions import OpenAICompletions
+from exo.api.dialects.openai_models import OpenAIModels
 from exo.api.download_routes import DownloadRoutes
 from exo.api.errors import as_errors, only_same_origin
 from exo.api.request import ChatDefaults
+from exo.api.routes import add_routes
 from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)
 
-DIALECTS = (OpenAIChat, OpenAICompletions, Anthropic, Ollama)
+DIALECTS = (OpenAIChat, OpenAICompletions, OpenAIModels, Anthropic, Ollama, OllamaModels)
 """What clients may speak; each turns requests into the core's (chat.py) and answers back."""
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -51,11 +54,11 @@ class ApiServer:
             client_max_size=MAX_BODY_BYTES,
         )
         chat = Chat(node)
-        for dialect in DIALECTS:
-            dialect(node, chat, config.defaults).add_to(app)
-        ClusterRoutes(node).add_to(app)
-        BenchRoutes(node).add_to(app)
-        DownloadRoutes(node).add_to(app)
+        downloads = DownloadRoutes(node)
+        app.on_cleanup.append(downloads.close)
+        routes = [route for one in DIALECTS for route in one(node, chat, config.defaults).routes()]
+        routes += ClusterRoutes(node).routes() + BenchRoutes(node).routes() + downloads.routes()
+        add_routes(app, routes)
         _add_tinychat(app)
         # A client that goes away cancels its handler, which cancels its sequence on every node.
         self._runner = web.AppRunner(

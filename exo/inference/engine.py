@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
+from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
 from exo.inference.sampling import Index, SampledToken, SamplingParams, sample
 from exo.models.description import ModelDescription, absent_weights
+from exo.models.tokenizer import Tokenizer, load_tokenizer
 from exo.shard import Shard
 
 Result = TypeVar("Result")
@@ -96,6 +98,8 @@ class InferenceEngine(ABC):
     def __init__(self) -> None:
         self._thread = OneThread(f"engine-{self.name}")
         self._histories: dict[str, list[int]] = {}
+        self._paths: dict[str, Path] = {}
+        self._constrained = ConstrainedAnswers(self.tokenizer_of)
 
     async def describe(self, model_id: str, path: Path) -> ModelDescription:
         """Sizes and allowed cuts of a checkpoint, without reading its weights.
@@ -194,12 +198,21 @@ class InferenceEngine(ABC):
     # The same for all engines ------------------------------------------------------------------
 
     def sample(
-        self, logits: npt.NDArray[np.float32], part: Slice, history: Sequence[int]
+        self, shard: Shard, logits: npt.NDArray[np.float32], part: Slice, history: Sequence[int]
     ) -> SampledToken:
         """The token after `part`; `history` is the whole sequence so far."""
-        assert part.sampling is not None
-        token = sample(logits, part.sampling, history, part.prompt_length)
+        how, place = part.sampling, (history, part.prompt_length)
+        assert how is not None
+        if how.constraint is None:
+            token = sample(logits, how, *place)
+        else:
+            answer = self._constrained.of(part.sequence_id, shard.model_id, how.constraint)
+            token = answer.sample(logits, how, *place)
         return token.of_sequence(part.sequence_id)
+
+    def tokenizer_of(self, model_id: str) -> Tokenizer:
+        """The tokenizer of a model that is loaded, for constraints."""
+        return load_tokenizer("", self._paths[model_id])
 
     def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         if (absent := absent_weights(path)) and (
@@ -207,6 +220,7 @@ class InferenceEngine(ABC):
         ):
             raise EngineFailed(f"{shard} needs {', '.join(sorted(missing))}, not on this machine")
         self.load_shard(shard, path, on_progress)
+        self._paths[shard.model_id] = path
 
     def _step(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
@@ -219,13 +233,15 @@ class InferenceEngine(ABC):
             computed = self.compute(shard, batch, hidden_states)
             if not shard.is_last:
                 return StepOutput(hidden_states=computed)
-            return StepOutput(tokens=tuple(self._sample_rows(batch, computed)))
+            return StepOutput(tokens=tuple(self._sample_rows(shard, batch, computed)))
         except BaseException:
             # A cache that stopped halfway through a step is worth nothing.
             self._release(tuple({part.sequence_id for part in batch.slices}))
             raise
 
-    def _sample_rows(self, batch: ForwardBatch, logits: npt.NDArray[Any]) -> Iterator[SampledToken]:
+    def _sample_rows(
+        self, shard: Shard, batch: ForwardBatch, logits: npt.NDArray[Any]
+    ) -> Iterator[SampledToken]:
         row = 0
         for part, rows in batch:
             history = self._histories.setdefault(part.sequence_id, [])
@@ -233,12 +249,13 @@ class InferenceEngine(ABC):
                 raise cache_miss(part, len(history))
             history[part.start :] = batch.token_ids[rows].tolist()
             if part.sampling is not None:
-                yield self.sample(logits[row], part, history)
+                yield self.sample(shard, logits[row], part, history)
                 row += 1
 
     def _release(self, sequence_ids: Sequence[str]) -> None:
         for sequence_id in sequence_ids:
             self._histories.pop(sequence_id, None)
+            self._constrained.forget(sequence_id)
         self.release_sequences(sequence_ids)
 
     def _begin(self, what: str, call: Callable[[], Result]) -> asyncio.Future[Result]:

@@ -18,6 +18,21 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """A token's id or place, or a count of tokens; checked where it comes from a peer."""
 
 
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer is held to: from its beginning a `grammar` (see models/grammar.py; "" is
+    none), or where the model thinks first, after its thoughts.
+
+    It `thinks` from the beginning, or once its first token is `opening` (-1: never), until the
+    tokens `closing` have come, which are written for it after `budget` (-1: no limit) tokens.
+    """
+
+    grammar: str = ""
+    thinks: bool = False
+    opening: int = -1
+    closing: tuple[Index, ...] = ()
+    budget: int = -1
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How one sequence chooses its tokens. Neutral values leave the model's distribution as it is.
 
@@ -36,6 +51,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     seed: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
+    min_tokens: int = 0
+    """So many are generated before one of `ends` may be."""
+    ends: tuple[Index, ...] = ()
+    constraint: Constraint | None = None
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -47,6 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
             and self.repetition_penalty == 1
             and self.presence_penalty == 0
             and self.frequency_penalty == 0
+            and not self.min_tokens
         )
 
     def __post_init__(self) -> None:
@@ -60,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
             ("repetition_penalty", 0.01, 10),
             ("seed", 0, 2**64 - 1),
             ("top_logprobs", 0, MAX_TOP_LOGPROBS),
+            ("min_tokens", 0, 2**31),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
@@ -67,12 +88,18 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
-    """A token, and where asked the natural logarithm of its probability under the raw logits."""
+    """A token, and where asked the natural logarithm of its probability under the raw logits.
+
+    `forced` tokens follow it, as its constraint allows no others: nothing needs to be computed to
+    know them. `refusal` says in place of a token why the constraint cannot be kept.
+    """
 
     token_id: Index
     logprob: float = 0.0
     top: tuple[tuple[Index, float], ...] = ()
     sequence_id: str = ""
+    forced: tuple[Index, ...] = ()
+    refusal: str = ""
 
     def of_sequence(self, sequence_id: str) -> SampledToken:
         return msgspec.structs.replace(self, sequence_id=sequence_id)
@@ -83,10 +110,12 @@ def sample(
     params: SamplingParams,
     history: Sequence[int],
     prompt_length: int,
+    allowed: npt.NDArray[np.bool_] | None = None,
 ) -> SampledToken:
     """Choose the token at position len(history).
 
     logits: float32 [vocabulary]. history: all tokens before, the prompt's `prompt_length` first.
+    allowed: bool [up to vocabulary], None for all; tokens beyond its end are not.
     The repetition penalty (Keskar et al. 2019, https://arxiv.org/abs/1909.05858) looks at all of
     them; presence and frequency penalties (as in OpenAI's API) at the generated ones. Then
     temperature, top_k, top_p (Holtzman et al. 2019) and min_p (Nguyen et al. 2024), in this order.
@@ -99,9 +128,12 @@ def sample(
     likeliest = int(raw.argmax())
     if not math.isfinite(raw.item(likeliest)):
         raise EngineFailed("the model's logits are not finite: its weights or a kernel are damaged")
-    if params.is_plain_greedy:
+    if params.is_plain_greedy and (allowed is None or _may(likeliest, allowed)):
         return SampledToken(likeliest)
     scores = _penalized(raw, params, history, prompt_length)
+    if allowed is not None:
+        scores[: len(allowed)][~allowed[: len(scores)]] = -np.inf
+        scores[len(allowed) :] = -np.inf
     if params.temperature == 0:
         token_id = int(scores.argmax())
     else:
@@ -109,6 +141,10 @@ def sample(
     if not params.logprobs:
         return SampledToken(token_id)
     return _with_logprobs(token_id, raw, params.top_logprobs)
+
+
+def _may(token_id: int, allowed: npt.NDArray[np.bool_]) -> bool:
+    return token_id < len(allowed) and bool(allowed[token_id])
 
 
 def _penalized(
@@ -128,6 +164,8 @@ def _penalized(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
     generated = history[prompt_length:]
+    if len(generated) < params.min_tokens:
+        scores[[token_id for token_id in params.ends if token_id < len(scores)]] = -np.inf
     if (params.presence_penalty or params.frequency_penalty) and generated:
         seen, counts = np.unique(np.asarray(generated), return_counts=True)
         scores[seen] -= params.presence_penalty + params.frequency_penalty * counts.astype(

@@ -14,11 +14,19 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.runtime
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from exo.errors import InvalidRequest, ModelUnsupported
+from exo.models.time_limit import within
+
+RENDER_S = 5.0
+"""A template that takes longer is broken, or means harm."""
+
+MAX_RENDERED = 16 * 2**20
+"""Characters of a conversation, and of what a template multiplies."""
 
 
 class ChatTemplate:
@@ -29,6 +37,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        self.source = source
         self._names = dict(names)
         try:
             self._template = _environment().from_string(source)
@@ -39,18 +48,26 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], *, continues: bool = False, **more: Any
     ) -> str:
         """The text of a conversation, up to where the assistant begins to answer, or with
-        `continues` to the end of its last message.
+        `continues` to the end of its last message. Where the template takes one system message
+        only, or none, those that are there are put together, or before the first of the user's.
 
         Raises:
-            InvalidRequest: the template refuses the conversation.
+            InvalidRequest: the template refuses the conversation, or is never done with it.
         """
         given = {"add_generation_prompt": not continues, **self._names, **more}
-        try:
-            text = self._template.render(messages=[*messages], **given)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+        refused: InvalidRequest | None = None
+        for shape in (list, _one_system, _no_system):
+            shaped = shape(messages)
+            if refused is not None and shaped == list(messages):
+                continue
+            try:
+                text = self._rendered(shaped, given)
+                break
+            except InvalidRequest as error:
+                refused = refused or error
+        else:
+            assert refused is not None
+            raise refused
         if not continues:
             return text
         last = str(messages[-1]["content"]).strip()
@@ -61,6 +78,58 @@ class ChatTemplate:
                 param="messages",
             )
         return text[: at + len(last)]
+
+    def _rendered(self, messages: list[Any], given: dict[str, Any]) -> str:
+        def render() -> str:
+            parts, length = [], 0
+            for part in self._template.generate(messages=messages, **given):
+                length += len(part)
+                if length > MAX_RENDERED:
+                    raise InvalidRequest(
+                        f"the model's chat template writes more than {MAX_RENDERED} characters",
+                        param="messages",
+                    )
+                parts.append(part)
+            return "".join(parts)
+
+        try:
+            return within(RENDER_S, render)
+        except TimeoutError as error:
+            raise InvalidRequest(
+                f"the model's chat template is not done with these messages after {RENDER_S:.0f} s",
+                param="messages",
+            ) from error
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def _one_system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """All system messages as the first."""
+    texts = [str(one["content"]) for one in messages if one["role"] == "system"]
+    rest = [one for one in messages if one["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *rest] if texts else rest
+
+
+def _no_system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Their texts before the first message of the user's."""
+    system, *rest = _one_system(messages) or [{}]
+    if system.get("role") != "system":
+        return list(messages)
+    first = next((i for i, one in enumerate(rest) if one["role"] == "user"), None)
+    if first is None:
+        return [{**system, "role": "user"}, *rest]
+    joined = f"{system['content']}\n\n{rest[first]['content']}"
+    return [*rest[:first], {**rest[first], "content": joined}, *rest[first + 1 :]]
 
 
 def find_template(path: Path, config: Mapping[str, Any]) -> str | None:
@@ -89,9 +158,26 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which nothing can be made endlessly large by a multiplication."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        sizes = [len(side) for side in (left, right) if isinstance(side, (str, list, tuple))]
+        counts = [abs(side) for side in (left, right) if isinstance(side, int)]
+        if (sizes and counts and sizes[0] * counts[0] > MAX_RENDERED) or (
+            operator == "**" and counts and max(counts) > 1000
+        ):
+            raise jinja2.TemplateError(f"{operator} makes something too large")
+        return super().call_binop(context, operator, left, right)
+
+
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.models.description import read_config, text_config
+from exo.models.markup.markup import Markup, markup_of
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from exo.models.grammar import Vocabulary
 
 
 class Tokenizer(ABC):
@@ -28,17 +32,41 @@ class Tokenizer(ABC):
         """Token ids of a text as a prompt of its own; special tokens in it are those tokens."""
 
     @abstractmethod
-    def encode_chat(self, messages: list[dict[str, str]], *, continues: bool = False) -> list[int]:
-        """Token ids of a conversation up to where the assistant begins to answer, or with
-        `continues` where its last message, the assistant's, goes on.
+    def render(
+        self, messages: list[dict[str, Any]], *, continues: bool = False, **options: Any
+    ) -> str:
+        """The text of a conversation up to where the assistant begins to answer, or with
+        `continues` where its last message, the assistant's, goes on. `options` are the template's.
 
         Raises:
-            InvalidRequest: the model's chat template refuses the conversation.
+            InvalidRequest: the model has no chat template, or it refuses the conversation.
         """
+
+    @abstractmethod
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what `render` wrote, special tokens and all."""
+
+    def encode_chat(self, messages: list[dict[str, Any]], *, continues: bool = False) -> list[int]:
+        """Token ids of a conversation. Raises as `render` does."""
+        return self.encode_rendered(self.render(messages, continues=continues))
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the tokens without special ones; U+FFFD where bytes are incomplete."""
+
+    markup: Markup
+    """How the model marks thoughts and calls of tools."""
+
+    added_tokens: Mapping[str, int]
+    """Ids of the tokens that were added to the vocabulary, by their text."""
+
+    special_tokens: Mapping[str, int]
+    """Those of them that are no text."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> Vocabulary:
+        """The tokens as grammars see them; made when first asked for, which takes a moment."""
 
     def token_text(self, token_id: int) -> str:
         """The text of one token on its own."""
@@ -62,19 +90,37 @@ class HFTokenizer(Tokenizer):
         self._template = ChatTemplate(template, special) if template is not None else None
         self.eos_token_ids = _eos_token_ids(path, self._backend.token_to_id(special["eos_token"]))
         self.vocabulary_size = max(self._backend.get_vocab().values(), default=-1) + 1
+        added = self._backend.get_added_tokens_decoder()
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.added_tokens = {token.content: i for i, token in added.items()}
+        self.markup = markup_of(template or "", self.special_tokens, self.added_tokens)
 
     def encode(self, text: str) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
-    def encode_chat(self, messages: list[dict[str, str]], *, continues: bool = False) -> list[int]:
+    def render(
+        self, messages: list[dict[str, Any]], *, continues: bool = False, **options: Any
+    ) -> str:
         if self._template is None:
-            raise InvalidRequest("this model has no chat template: it is not a chat model")
-        text = self._template.render(messages, continues=continues)
+            raise InvalidRequest(
+                "this model has no chat template: it is not a chat model, and can be asked for "
+                "completions",
+                param="model",
+            )
+        return self._template.render(messages, continues=continues, **options)
+
+    def encode_rendered(self, text: str) -> list[int]:
         # The template has written the special tokens that it wants.
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        from exo.models.grammar import Vocabulary
+
+        return Vocabulary(self._backend.to_str(), self.vocabulary_size, [*self.eos_token_ids])
 
 
 class ByteTokenizer(Tokenizer):
@@ -82,16 +128,31 @@ class ByteTokenizer(Tokenizer):
 
     eos_token_ids = frozenset({257})
     vocabulary_size = 258
+    markup = markup_of("<think></think>", {}, {})
+    added_tokens: Mapping[str, int] = {}
+    special_tokens = added_tokens
 
     def encode(self, text: str) -> list[int]:
         return [*text.encode()]
 
-    def encode_chat(self, messages: list[dict[str, str]], *, continues: bool = False) -> list[int]:
+    def render(
+        self, messages: list[dict[str, Any]], *, continues: bool = False, **options: Any
+    ) -> str:
         text = "\n".join(f"{m['role']}: {m['content']}" for m in messages)
-        return [256, *text.encode(), *([] if continues else b"\n")]
+        return text if continues else text + "\n"
+
+    def encode_rendered(self, text: str) -> list[int]:
+        return [*text.encode()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        from exo.models.grammar import Vocabulary
+
+        tokens = [*(bytes([i]) for i in range(256)), b"<begin>", b"<end>"]
+        return Vocabulary(tokens, self.vocabulary_size, [*self.eos_token_ids])
 
 
 class TextStream:
@@ -102,14 +163,18 @@ class TextStream:
     earlier token.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
+        """`shown`: special tokens that are part of the text all the same."""
         self._tokenizer = tokenizer
+        self._shown = shown or {}
         self._token_ids: list[int] = []
         self._context = 0  # decodings begin here
         self._given = 0  # text up to this token has been given out
 
     def add(self, token_id: int) -> str:
         """The text that is complete now; empty while a character is unfinished."""
+        if token_id in self._shown:
+            return self.finish() + self._shown[token_id]
         self._token_ids.append(token_id)
         before, now = self._decodings()
         if now.endswith("\ufffd"):
@@ -131,8 +196,16 @@ class TextStream:
 
 
 def load_tokenizer(model_type: str, path: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint."""
-    return ByteTokenizer() if model_type == "dummy" else HFTokenizer(path)
+    """The tokenizer of a checkpoint; the API and the engine of a process share it."""
+    if model_type == "dummy":
+        return ByteTokenizer()
+    file = path / "tokenizer.json"
+    return _load(path, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, changed_ns: int) -> Tokenizer:
+    return HFTokenizer(path)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: created, streamed, counted. Texts only as yet.
+"""Anthropic's Messages: created, streamed, counted.
 
 Format: https://docs.anthropic.com/en/api/messages, .../messages-streaming
 """
@@ -12,84 +12,17 @@ from typing import Any
 
 from aiohttp import web
 
-from exo.api import fields
-from exo.api.chat import Chat, Piece
-from exo.api.dialects.openai_chat import gather, text_of
+from exo.api.bodies import read_body
+from exo.api.chat import Answer, Chat, Piece
+from exo.api.dialects.anthropic_types import CountBody, MessagesBody, message_request
 from exo.api.errors import anthropic_error
-from exo.api.json_body import json_body
-from exo.api.request import ChatDefaults, ChatRequest, Message
+from exo.api.request import ChatDefaults, ChatRequest
+from exo.api.routes import Route
 from exo.api.streaming import EVENTS, Waiting, streamed
 from exo.download.progress import OnProgress, unheard
-from exo.errors import InvalidRequest
 from exo.models.card import resolve
+from exo.models.markup.reader import CallArguments, CallBegun, Part, Said
 from exo.orchestration.node import StandardNode
-
-_HONOURED = frozenset(
-    {
-        "model",
-        "messages",
-        "max_tokens",
-        "system",
-        "stop_sequences",
-        "stream",
-        "temperature",
-        "top_p",
-        "top_k",
-        "metadata",
-    }
-)
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),  # without tools there is nothing to choose
-    "thinking": ({"type": "disabled"},),
-    "service_tier": ("auto", "standard_only"),
-}
-
-
-def parse_message(body: Any, defaults: ChatDefaults, *, counts: bool = False) -> ChatRequest:
-    """Check a JSON body; one that only `counts` tokens needs no max_tokens.
-
-    Raises:
-        InvalidRequest: malformed, out of range, unknown or unsupported; `param` names the field.
-    """
-    given = fields.body_of(body)
-    fields.check_known(given, _HONOURED, _NEUTRAL)
-    messages = _messages(given.get("messages"))
-    if (system := given.get("system")) is not None:
-        messages.insert(0, {"role": "system", "content": text_of("system", system)})
-    sampling, asked = fields.sampling(given, defaults, logprobs=False, top_logprobs=0)
-    limit = fields.at_least_one(given, "max_tokens")
-    if limit is None and not counts:
-        raise InvalidRequest("max_tokens is missing", param="max_tokens")
-    metadata = fields.typed(given, "metadata", dict, {})
-    return ChatRequest(
-        model=fields.required(given, "model", str),
-        prompt=defaults.introduced(messages),
-        sampling=sampling,
-        asked=asked,
-        max_tokens=limit,
-        stop=fields.stop_strings(given.get("stop_sequences"), "stop_sequences"),
-        # "If the final message uses the assistant role, the response continues from it."
-        continues=messages[-1]["role"] == "assistant",
-        user=fields.typed(metadata, "user_id", str, ""),
-    )
-
-
-def _messages(value: Any) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest("messages must be a list with at least one message", param="messages")
-    found: list[Message] = []
-    for index, message in enumerate(value):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-            raise InvalidRequest(f"{where} must be of the role user or assistant", param=where)
-        content = text_of(f"{where}.content", message.get("content"))
-        if found and found[-1]["role"] == message["role"]:
-            # Templates want the roles to alternate, this API joins what follows itself.
-            found[-1]["content"] += "\n" + content
-        else:
-            found.append({"role": message["role"], "content": content})
-    return found
 
 
 class Anthropic:
@@ -99,59 +32,139 @@ class Anthropic:
         self._chat = chat
         self._defaults = defaults
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_post("/v1/messages", self.messages)
-        app.router.add_post("/v1/messages/count_tokens", self.count_tokens)
+    def routes(self) -> list[Route]:
+        path = "/v1/messages"
+        return [
+            Route(
+                "POST",
+                path,
+                self.messages,
+                "An answer, Anthropic's way",
+                MessagesBody,
+                streams=EVENTS,
+            ),
+            Route(
+                "POST", f"{path}/count_tokens", self.count_tokens, "Tokens of a prompt", CountBody
+            ),
+        ]
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
-        body = await json_body(http)
-        request = parse_message(body, self._defaults)
+        body = await read_body(http, MessagesBody)
+        request = message_request(body, self._defaults)
         resolve(request.model)
-        if fields.typed(body, "stream", bool, False):
+        if body.stream:
             waiting = Waiting(request.model)
             return await streamed(
                 http,
-                self._events(request, waiting.note),
+                self._events(body, request, waiting.note),
                 EVENTS,
                 lambda: _event("ping", {}),
                 lambda error: _event("error", anthropic_error(error)),
             )
         answer = await self._chat.answer(request, unheard)
-        (piece,) = await gather(request, answer)
-        message = _message(answer.id, request.model, len(answer.prompt))
-        message |= _ending(piece) | {"content": [{"type": "text", "text": piece.text}]}
+        (piece,) = await answer.gather()
+        message = _message(answer, body.model)
+        message |= _ending(piece) | {"content": _content(answer, piece)}
         message["usage"]["output_tokens"] = len(piece.tokens)
         return web.json_response(message)
 
     async def _events(
-        self, request: ChatRequest, on_progress: OnProgress
+        self, body: MessagesBody, request: ChatRequest, on_progress: OnProgress
     ) -> AsyncGenerator[bytes, None]:
         answer = await self._chat.answer(request, on_progress)
-        message = _message(answer.id, request.model, len(answer.prompt))
+        blocks = _Blocks(answer)
         output_tokens = 0
         begun = False
         async with contextlib.aclosing(answer.pieces) as pieces:
             async for _, piece in pieces:
                 if not begun:
                     begun = True
-                    yield _event("message_start", {"message": message})
-                    block = {"type": "text", "text": ""}
-                    yield _event("content_block_start", {"index": 0, "content_block": block})
+                    yield _event("message_start", {"message": _message(answer, body.model)})
                 output_tokens += len(piece.tokens)
-                if piece.text:
-                    delta = {"type": "text_delta", "text": piece.text}
-                    yield _event("content_block_delta", {"index": 0, "delta": delta})
+                for part in piece.parts:
+                    for event in blocks.of(part):
+                        yield event
                 if piece.finish_reason:
-                    yield _event("content_block_stop", {"index": 0})
+                    for event in blocks.end():
+                        yield event
                     usage = {"output_tokens": output_tokens}
                     yield _event("message_delta", {"delta": _ending(piece), "usage": usage})
         yield _event("message_stop", {})
 
     async def count_tokens(self, http: web.Request) -> web.Response:
-        request = parse_message(await json_body(http), self._defaults, counts=True)
+        request = message_request(await read_body(http, CountBody), self._defaults)
         resolve(request.model)
         count = await self._chat.count_tokens(request, unheard)
         return web.json_response({"input_tokens": count})
+
+
+class _Blocks:
+    """Parts of an answer as content blocks: a new one wherever the kind changes."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._index = -1
+        self._kind = ""
+        self._calls = 0
+
+    def of(self, part: Part) -> list[bytes]:
+        if isinstance(part, CallBegun):
+            call_id = self._answer.call_id(0, self._calls)
+            self._calls += 1
+            block = {"type": "tool_use", "id": call_id, "name": part.name, "input": {}}
+            return self._begin("tool_use", block)
+        if isinstance(part, CallArguments):
+            return [self._delta({"type": "input_json_delta", "partial_json": part.text})]
+        if isinstance(part, Said):
+            begun = [] if self._kind == "text" else self._begin("text", _text_block(""))
+            return [*begun, self._delta({"type": "text_delta", "text": part.text})]
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        begun = [] if self._kind == "thinking" else self._begin("thinking", block)
+        return [*begun, self._delta({"type": "thinking_delta", "thinking": part.text})]
+
+    def end(self) -> list[bytes]:
+        """The answer is over; it has at least one block."""
+        begun = [] if self._kind else self._begin("text", _text_block(""))
+        return [*begun, self._stop()]
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+        stop = [self._stop()] if self._kind else []
+        self._index += 1
+        self._kind = kind
+        start = {"index": self._index, "content_block": block}
+        return [*stop, _event("content_block_start", start)]
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._index, "delta": delta})
+
+    def _stop(self) -> bytes:
+        return _event("content_block_stop", {"index": self._index})
+
+
+def _content(answer: Answer, piece: Piece) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if piece.thought:
+        blocks.append({"type": "thinking", "thinking": piece.thought, "signature": ""})
+    calls = answer.calls_of(0, piece)
+    if piece.text or not (calls or piece.thought):
+        blocks.append(_text_block(piece.text))
+    for call in calls:
+        given = json.loads(call.arguments) if _is_json(call.arguments) else {}
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+    return blocks
+
+
+def _is_json(text: str) -> bool:
+    """False for arguments that the end of the answer has cut."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _event(kind: str, data: dict[str, Any]) -> bytes:
@@ -159,21 +172,22 @@ def _event(kind: str, data: dict[str, Any]) -> bytes:
     return f"event: {kind}\ndata: {text}\n\n".encode()
 
 
-def _message(chat_id: str, model: str, input_tokens: int) -> dict[str, Any]:
+def _message(answer: Answer, model: str) -> dict[str, Any]:
     return {
-        "id": f"msg_{chat_id}",
+        "id": f"msg_{answer.id}",
         "type": "message",
         "role": "assistant",
         "model": model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": input_tokens, "output_tokens": 0},
+        "usage": {"input_tokens": len(answer.prompt), "output_tokens": 0},
     }
 
 
 def _ending(piece: Piece) -> dict[str, Any]:
     if piece.stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": piece.stop_string}
-    reason = "max_tokens" if piece.finish_reason == "length" else "end_turn"
+    reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
+    reason = reasons.get(piece.finish_reason or "", "end_turn")
     return {"stop_reason": reason, "stop_sequence": None}

@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
-from exo.api import fields
+from exo.api.bodies import read_body
 from exo.api.chat import Answer, Chat, Piece
-from exo.api.dialects import openai_chat
-from exo.api.dialects.openai_chat import Streaming, gather, stream_events, streaming, usage
-from exo.api.json_body import json_body
-from exo.api.request import ChatDefaults, ChatRequest
-from exo.api.streaming import Waiting
+from exo.api.dialects.openai_chat import stream_events, usage
+from exo.api.dialects.openai_request import format_grammar
+from exo.api.dialects.openai_types import GenerationFields
+from exo.api.request import MAX_CHOICES, ChatDefaults, ChatRequest
+from exo.api.routes import Route
+from exo.api.sampling_fields import TokenId, TopLogprobs
+from exo.api.streaming import EVENTS, Waiting
 from exo.download.progress import OnProgress, unheard
 from exo.errors import InvalidRequest
 from exo.models.card import resolve
@@ -28,72 +31,65 @@ from exo.tasks import merged
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 64
 
-_OF_CHATS = {"messages", "max_completion_tokens", "top_logprobs", "metadata"}
-_OF_CHATS |= {"add_generation_prompt", "continue_final_message"}
-_HONOURED = (openai_chat.HONOURED - _OF_CHATS) | {"prompt", "echo", "best_of"}
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": ("",), "service_tier": ("auto", "default")}
+
+class CompletionBody(GenerationFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
-def parse_completion(
-    body: Any, defaults: ChatDefaults
-) -> tuple[list[ChatRequest], bool, Streaming]:
-    """Check a JSON body: a request for each prompt, and whether prompts are to be echoed.
+def completion_requests(body: CompletionBody, defaults: ChatDefaults) -> list[ChatRequest]:
+    """A request for each prompt. Of `best_of` answers to each the likeliest are given.
 
     Raises:
-        InvalidRequest: malformed, out of range, unknown or unsupported; `param` names the field.
+        InvalidRequest: what contradicts itself or is not served; `param` names the field.
     """
-    given = fields.body_of(body)
-    fields.check_known(given, _HONOURED, _NEUTRAL)
-    logprobs = fields.typed(given, "logprobs", int, None)
-    echo = bool(fields.typed(given, "echo", bool, False))
-    if logprobs is not None and echo:
+    if body.logprobs is not None and body.echo:
         raise InvalidRequest("logprobs of an echoed prompt are not supported", param="echo")
-    if logprobs is not None and logprobs < 0:
-        raise InvalidRequest(f"logprobs is {logprobs}; expected 0 or more", param="logprobs")
-    sampling, asked = fields.sampling(
-        given, defaults, logprobs=logprobs is not None, top_logprobs=logprobs or 0
-    )
-    count = fields.choices(given)
-    if (fields.at_least_one(given, "best_of") or count) != count:
-        raise InvalidRequest("best_of is supported where it equals n", param="best_of")
+    wanted, made = body.n or 1, body.best_of or body.n or 1
+    if made < wanted:
+        raise InvalidRequest(f"best_of is {made}, less than n, {wanted}", param="best_of")
+    if made > wanted and body.stream:
+        raise InvalidRequest("best_of larger than n cannot be streamed", param="best_of")
+    top_logprobs = body.logprobs if made == wanted else body.logprobs or 0
     first = ChatRequest(
-        model=fields.required(given, "model", str),
+        model=defaults.model(body.model),
         prompt="",
-        sampling=sampling,
-        asked=asked,
-        max_tokens=fields.at_least_one(given, "max_tokens") or DEFAULT_MAX_TOKENS,
-        stop=fields.stop_strings(given.get("stop")),
-        choices=count,
-        user=fields.typed(given, "user", str, ""),
+        sampling=body.params(defaults, top_logprobs),
+        asked=body.asked,
+        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        stop=body.stops,
+        choices=made,
+        user=body.user or "",
+        grammar=format_grammar(body),
+        ends=frozenset(body.stop_token_ids or ()),
+        ignores_end=bool(body.ignore_eos),
+        shows_special=body.skip_special_tokens is False,
     )
-    prompts = _prompts(given.get("prompt"))
-    return [replace(first, prompt=prompt) for prompt in prompts], echo, streaming(given)
+    return [replace(first, prompt=prompt) for prompt in _prompts(body.prompt)]
 
 
-def _prompts(value: Any) -> list[str | tuple[int, ...]]:
+def _prompts(value: str | list[Any]) -> list[str | tuple[int, ...]]:
     """One prompt or several, each a text or token ids."""
-    if isinstance(value, str) or _is_tokens(value):
-        value = [value]
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_PROMPTS:
+    several = value if isinstance(value, list) and not _is_tokens(value) else [value]
+    if not 0 < len(several) <= MAX_PROMPTS:
         raise InvalidRequest(
-            f"prompt must be a text, a list of token ids, or a list of up to {MAX_PROMPTS} of "
-            "either",
-            param="prompt",
+            f"prompt has {len(several)} prompts; expected 1 to {MAX_PROMPTS}", param="prompt"
         )
-    for index, prompt in enumerate(value):
+    for index, prompt in enumerate(several):
         if not (isinstance(prompt, str) or _is_tokens(prompt)) or not prompt:
             raise InvalidRequest(
                 f"prompt[{index}] must be a text or token ids, and not empty", param="prompt"
             )
-    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in value]
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in several]
 
 
 def _is_tokens(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
-    )
+    return isinstance(value, list) and bool(value) and all(isinstance(one, int) for one in value)
 
 
 class OpenAICompletions:
@@ -103,48 +99,88 @@ class OpenAICompletions:
         self._chat = chat
         self._defaults = defaults
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_post("/v1/completions", self.completions)
+    def routes(self) -> list[Route]:
+        path, summary = "/v1/completions", "Texts that go on from prompts"
+        return [Route("POST", path, self.completions, summary, CompletionBody, streams=EVENTS)]
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        requests, echo, how = parse_completion(await json_body(http), self._defaults)
-        model = requests[0].model
-        resolve(model)
-        if how.stream:
-            waiting = Waiting(model)
-            chunks = self._chunks(requests, echo, how, waiting.note)
-            return await stream_events(http, chunks, waiting)
+        body = await read_body(http, CompletionBody)
+        resolve(self._defaults.model(body.model))
+        requests = completion_requests(body, self._defaults)
+        if body.suffix:
+            requests = [await self._filling(request, body.suffix) for request in requests]
+        if body.stream:
+            waiting = Waiting(requests[0].model)
+            return await stream_events(http, self._chunks(body, requests, waiting.note), waiting)
         answers = [await self._chat.answer(request, unheard) for request in requests]
         choices: list[dict[str, Any]] = []
         prompt_tokens = completion_tokens = 0
         for request, answer in zip(requests, answers, strict=True):
             prompt_tokens += len(answer.prompt)
-            for piece in await gather(request, answer):
-                completion_tokens += len(piece.tokens)
-                before = _echoed(request, answer) if echo else ""
-                choices.append(_choice(len(choices), before, request, answer, piece))
-        envelope = _envelope(answers[0], model)
+            pieces = await answer.gather(request.choices)
+            completion_tokens += sum(len(piece.tokens) for piece in pieces)
+            for piece in _best(pieces, body.n or 1):
+                before = _echoed(request, answer) if body.echo else ""
+                choices.append(_choice(len(choices), before, body, answer, piece))
+        envelope = _envelope(answers[0], body.model)
         return web.json_response(
             envelope | {"choices": choices, "usage": usage(prompt_tokens, completion_tokens)}
         )
 
+    async def _filling(self, request: ChatRequest, suffix: str) -> ChatRequest:
+        """The prompt of a model that fills in the middle, by its own tokens for that.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+        tokenizer = await self._chat.tokenizer(request.model, unheard)
+        for before, after, middle in _FILL_IN:
+            if all(token in tokenizer.added_tokens for token in (before, after, middle)):
+                prompt = request.prompt
+                if not isinstance(prompt, str):
+                    raise InvalidRequest("a suffix needs a prompt that is a text", param="prompt")
+                text = f"{before}{prompt}{after}{suffix}{middle}"
+                return replace(request, prompt=tuple(tokenizer.encode_rendered(text)))
+        raise InvalidRequest(
+            f"{request.model} has no tokens to fill in the middle of a text with", param="suffix"
+        )
+
     async def _chunks(
-        self, requests: Sequence[ChatRequest], echo: bool, how: Streaming, on_progress: OnProgress
+        self, body: CompletionBody, requests: Sequence[ChatRequest], on_progress: OnProgress
     ) -> AsyncGenerator[dict[str, Any], None]:
         answers = [await self._chat.answer(request, on_progress) for request in requests]
-        envelope = _envelope(answers[0], requests[0].model)
+        envelope = _envelope(answers[0], body.model)
         begun: set[int] = set()
         completion_tokens = 0
         async for number, (index, piece) in merged([answer.pieces for answer in answers]):
             request, answer = requests[number], answers[number]
             place = number * request.choices + index
-            before = _echoed(request, answer) if echo and place not in begun else ""
+            before = _echoed(request, answer) if body.echo and place not in begun else ""
             begun.add(place)
             completion_tokens += len(piece.tokens)
-            yield envelope | {"choices": [_choice(place, before, request, answer, piece)]}
-        if how.include_usage:
+            yield envelope | {"choices": [_choice(place, before, body, answer, piece)]}
+        if body.stream_options and body.stream_options.include_usage:
             prompt_tokens = sum(len(answer.prompt) for answer in answers)
             yield envelope | {"choices": [], "usage": usage(prompt_tokens, completion_tokens)}
+
+
+# What comes before the prompt, before the suffix, and before what is to be written between them, by
+# the families that were trained on it (Qwen and CodeLlama-like, StarCoder and Granite, DeepSeek).
+_FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+
+
+def _best(pieces: list[Piece], count: int) -> list[Piece]:
+    """The likeliest, by the mean logarithm of their tokens' probabilities."""
+
+    def likelihood(piece: Piece) -> float:
+        return sum(token.logprob for token in piece.tokens) / max(1, len(piece.tokens))
+
+    return pieces if count == len(pieces) else sorted(pieces, key=likelihood, reverse=True)[:count]
 
 
 def _envelope(answer: Answer, model: str) -> dict[str, Any]:
@@ -163,10 +199,10 @@ def _echoed(request: ChatRequest, answer: Answer) -> str:
 
 
 def _choice(
-    index: int, before: str, request: ChatRequest, answer: Answer, piece: Piece
+    index: int, before: str, body: CompletionBody, answer: Answer, piece: Piece
 ) -> dict[str, Any]:
     logprobs = None
-    if request.sampling.logprobs:
+    if body.logprobs is not None:
         texts = [answer.tokenizer.token_text(token.token_id) for token in piece.tokens]
         logprobs = {
             "tokens": texts,

@@ -16,6 +16,7 @@ from exo.errors import InvalidRequest
 from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress, Slice, cache_miss
 from exo.inference.sampling import SampledToken
 from exo.models.description import ModelDescription
+from exo.models.tokenizer import ByteTokenizer, Tokenizer
 from exo.shard import Shard
 
 N_LAYERS = 8
@@ -126,11 +127,14 @@ class DummyEngine(InferenceEngine):
         return states.astype(np.float64) if self._faults.hit("encode") else states
 
     def sample(
-        self, logits: npt.NDArray[np.float32], part: Slice, history: Sequence[int]
+        self, shard: Shard, logits: npt.NDArray[np.float32], part: Slice, history: Sequence[int]
     ) -> SampledToken:
         if self._faults.hit("sample"):
             raise RuntimeError("dummy fault in sampling")
-        return super().sample(logits, part, history)
+        return super().sample(shard, logits, part, history)
+
+    def tokenizer_of(self, model_id: str) -> Tokenizer:
+        return ByteTokenizer()
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from exo.download.hub_cache import DIGEST, Listing, RepoFile
 from exo.download.progress import Progress
 from exo.download.sharing import Held
-from exo.errors import ExoError, InvalidFrame, PlanMismatch, error_from_code
+from exo.errors import ExoError, InvalidFrame, InvalidRequest, PlanMismatch, error_from_code
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.models.description import ModelDescription
 from exo.networking.generated import node_service_pb2 as pb
 from exo.shard import RingMember, RingPlan, Shard
 from exo.topology.capabilities import DeviceCapabilities
 
-PROTOCOL = 4
+Wanted = TypeVar("Wanted")
+
+PROTOCOL = 5
 """Raised whenever nodes of two versions could misunderstand each other."""
 
 
@@ -257,56 +260,6 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
     )
 
 
-def sampling_to_pb(params: SamplingParams) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        seed=params.seed,
-        logprobs=params.logprobs,
-        top_logprobs=params.top_logprobs,
-    )
-
-
-def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=message.seed,
-        logprobs=message.logprobs,
-        top_logprobs=message.top_logprobs,
-    )
-
-
-def token_to_pb(token: SampledToken) -> pb.Token:
-    return pb.Token(
-        sequence_id=token.sequence_id,
-        token_id=token.token_id,
-        logprob=token.logprob,
-        top=[pb.TokenLogprob(token_id=i, logprob=p) for i, p in token.top],
-    )
-
-
-def token_from_pb(message: pb.Token) -> SampledToken:
-    return SampledToken(
-        message.token_id,
-        message.logprob,
-        tuple((top.token_id, top.logprob) for top in message.top),
-        message.sequence_id,
-    )
-
-
 def failure_to_pb(failure: StepFailure) -> pb.StepFailure:
     return pb.StepFailure(
         plan_hash=failure.plan_hash,
@@ -329,17 +282,18 @@ def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateR
         plan_hash=plan_hash,
         sequence_id=request.sequence_id,
         prompt=request.prompt,
-        sampling=sampling_to_pb(request.sampling),
+        sampling=msgspec.msgpack.encode(request.sampling),
         max_tokens=request.max_tokens,
         eos_token_ids=sorted(request.eos_token_ids),
     )
 
 
 def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
+    """Raises InvalidFrame where how to sample cannot be read."""
     return GenerationRequest(
         message.sequence_id,
         tuple(message.prompt),
-        sampling_from_pb(message.sampling),
+        _decoded(message.sampling, SamplingParams),
         message.max_tokens,
         frozenset(message.eos_token_ids),
     )
@@ -347,11 +301,19 @@ def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
 
 def event_to_pb(event: GenerationEvent) -> pb.GenerateEvent:
     return pb.GenerateEvent(
-        token=token_to_pb(event.token) if event.token else None,
+        token=msgspec.msgpack.encode(event.token) if event.token else b"",
         finish_reason=event.finish_reason,
     )
 
 
 def event_from_pb(message: pb.GenerateEvent) -> GenerationEvent:
-    token = token_from_pb(message.token) if message.HasField("token") else None
+    """Raises InvalidFrame where the token cannot be read."""
+    token = _decoded(message.token, SampledToken) if message.token else None
     return GenerationEvent(token, message.finish_reason)
+
+
+def _decoded(data: bytes, kind: type[Wanted]) -> Wanted:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:
+        raise InvalidFrame(f"a {kind.__name__} that cannot be read: {error}") from error

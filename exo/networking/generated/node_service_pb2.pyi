@@ -877,128 +877,6 @@ class ListModelsReply(_message.Message):
 Global___ListModelsReply: _TypeAlias = ListModelsReply  # noqa: Y015
 
 @_typing.final
-class Sampling(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LogitBiasEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    MIN_P_FIELD_NUMBER: _builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
-    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
-    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
-    temperature: _builtins.float
-    top_p: _builtins.float
-    top_k: _builtins.int
-    """0: off"""
-    min_p: _builtins.float
-    repetition_penalty: _builtins.float
-    presence_penalty: _builtins.float
-    frequency_penalty: _builtins.float
-    seed: _builtins.int
-    logprobs: _builtins.bool
-    top_logprobs: _builtins.int
-    @_builtins.property
-    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
-    def __init__(
-        self,
-        *,
-        temperature: _builtins.float = ...,
-        top_p: _builtins.float = ...,
-        top_k: _builtins.int = ...,
-        min_p: _builtins.float = ...,
-        repetition_penalty: _builtins.float = ...,
-        presence_penalty: _builtins.float = ...,
-        frequency_penalty: _builtins.float = ...,
-        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
-        seed: _builtins.int = ...,
-        logprobs: _builtins.bool = ...,
-        top_logprobs: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
-
-@_typing.final
-class TokenLogprob(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKEN_ID_FIELD_NUMBER: _builtins.int
-    LOGPROB_FIELD_NUMBER: _builtins.int
-    token_id: _builtins.int
-    logprob: _builtins.float
-    def __init__(
-        self,
-        *,
-        token_id: _builtins.int = ...,
-        logprob: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
-
-@_typing.final
-class Token(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
-    TOKEN_ID_FIELD_NUMBER: _builtins.int
-    LOGPROB_FIELD_NUMBER: _builtins.int
-    TOP_FIELD_NUMBER: _builtins.int
-    sequence_id: _builtins.str
-    token_id: _builtins.int
-    logprob: _builtins.float
-    @_builtins.property
-    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
-    def __init__(
-        self,
-        *,
-        sequence_id: _builtins.str = ...,
-        token_id: _builtins.int = ...,
-        logprob: _builtins.float = ...,
-        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "sequence_id", b"sequence_id", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Token: _TypeAlias = Token  # noqa: Y015
-
-@_typing.final
 class RingFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1058,11 +936,11 @@ class GenerateRequest(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     sequence_id: _builtins.str
+    sampling: _builtins.bytes
+    """SamplingParams in MessagePack, as in the ring's frames"""
     max_tokens: _builtins.int
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1071,11 +949,11 @@ class GenerateRequest(_message.Message):
         plan_hash: _builtins.str = ...,
         sequence_id: _builtins.str = ...,
         prompt: _abc.Iterable[_builtins.int] | None = ...,
-        sampling: Global___Sampling | None = ...,
+        sampling: _builtins.bytes = ...,
         max_tokens: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1089,17 +967,17 @@ class GenerateEvent(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    token: _builtins.bytes
+    """SampledToken in MessagePack, as in the ring's frames; empty: none"""
     finish_reason: _builtins.str
     """"stop" or "length" on the last event, else empty"""
-    @_builtins.property
-    def token(self) -> Global___Token: ...
     def __init__(
         self,
         *,
-        token: Global___Token | None = ...,
+        token: _builtins.bytes = ...,
         finish_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

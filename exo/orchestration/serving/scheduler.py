@@ -12,7 +12,15 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 import numpy as np
 
-from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PlanMismatch, StepTimeout
+from exo.errors import (
+    CacheMiss,
+    EngineFailed,
+    ExoError,
+    InvalidRequest,
+    Overloaded,
+    PlanMismatch,
+    StepTimeout,
+)
 from exo.inference.engine import ForwardBatch
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.rings.frames import Release, Step, StepResult
@@ -258,12 +266,16 @@ class Scheduler:
             if sequence is None:
                 continue
             sequence.in_flight -= 1
-            if part.sampling is not None:
-                if part.sequence_id in tokens:
-                    self._untold.append((sequence, sequence.add(tokens[part.sequence_id])))
-                else:
-                    missing = f"the tail sampled nothing for {part.sequence_id}"
-                    self._fail_sequence(sequence, PlanMismatch(missing))
+            if part.sampling is None:
+                continue
+            token = tokens.get(part.sequence_id)
+            if token is None:
+                missing = f"the tail sampled nothing for {part.sequence_id}"
+                self._fail_sequence(sequence, PlanMismatch(missing))
+            elif token.refusal:
+                self._fail_sequence(sequence, InvalidRequest(token.refusal))
+            else:
+                self._untold += ((sequence, event) for event in sequence.add(token))
 
     def _fail(self, flight: _Flight, error: ExoError) -> None:
         """A cache miss is answered by prefilling again; anything else ends the step's sequences.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from exo.errors import ExoError
+from exo.inference.constrained import MAX_FORCED
 from exo.inference.engine import Slice
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest
@@ -32,18 +33,20 @@ class Sequence:
 
     @property
     def can_decode(self) -> bool:
-        """One token is left to compute, the one sampled last."""
-        return not self.done and not self.in_flight and self._unscheduled == 1
+        """A token sampled last is left to compute, with those that a constraint had follow it."""
+        return self.is_decoding and not self.in_flight and self._unscheduled > 0
 
     @property
     def is_decoding(self) -> bool:
         """Its prompt is computed, or on its way."""
-        return not self.done and self._unscheduled <= 1
+        if self.done or self._unscheduled <= 1:
+            return not self.done
+        return self.scheduled >= len(self.request.prompt) and self._unscheduled <= 1 + MAX_FORCED
 
     @property
     def can_prefill(self) -> bool:
-        """More than one is left; chunks may follow each other without waiting for results."""
-        return not self.done and self._unscheduled > 1
+        """More is left; chunks may follow each other without waiting for results."""
+        return not self.done and not self.is_decoding
 
     @property
     def _unscheduled(self) -> int:
@@ -68,17 +71,20 @@ class Sequence:
         self.scheduled = self.in_flight = 0
         self.attempt += 1
 
-    def add(self, token: SampledToken) -> GenerationEvent:
-        """Take a sampled token; ends the sequence on an end token or at its length. Whoever reads
-        the events is to be told the one returned."""
-        if token.token_id in self.request.eos_token_ids:
-            self.done = True
-            return GenerationEvent(finish_reason="stop")
-        self.tokens.append(token.token_id)
-        if len(self.tokens) - len(self.request.prompt) < self.request.max_tokens:
-            return GenerationEvent(token)
-        self.done = True
-        return GenerationEvent(token, finish_reason="length")
+    def add(self, sampled: SampledToken) -> list[GenerationEvent]:
+        """Take a sampled token and those it forces; ends the sequence on an end token or at its
+        length. Whoever reads the events is to be told those returned."""
+        events: list[GenerationEvent] = []
+        for token in (sampled, *(SampledToken(i, sequence_id=self.id) for i in sampled.forced)):
+            if token.token_id in self.request.eos_token_ids:
+                self.done = True
+                return [*events, GenerationEvent(finish_reason="stop")]
+            self.tokens.append(token.token_id)
+            if len(self.tokens) - len(self.request.prompt) >= self.request.max_tokens:
+                self.done = True
+                return [*events, GenerationEvent(token, finish_reason="length")]
+            events.append(GenerationEvent(token))
+        return events
 
     def tell(self, event: GenerationEvent | ExoError) -> None:
         """Wake whoever waits for the next event."""

@@ -2,21 +2,28 @@ from typing import Any
 
 import pytest
 
-from exo.api.dialects.openai_chat import Streaming, parse_chat
-from exo.api.request import ChatDefaults, ChatRequest
+from exo.api.bodies import body_from
+from exo.api.dialects.openai_request import chat_request
+from exo.api.dialects.openai_types import ChatBody
+from exo.api.request import ChatDefaults, ChatRequest, Thinking
 from exo.errors import InvalidRequest
+from exo.models.markup.tools import ToolChoice
 
 USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+JSON = {"type": "json_object"}
 
 
 def parse(**body: Any) -> ChatRequest:
-    return parse_chat({"model": "m", "messages": [USER]} | body, ChatDefaults())[0]
+    return parse_with(ChatDefaults(), **body)
+
+
+def parse_with(defaults: ChatDefaults, **body: Any) -> ChatRequest:
+    return chat_request(body_from({"model": "m", "messages": [USER]} | body, ChatBody), defaults)
 
 
 def test_every_parameter_is_honoured() -> None:
-    body = {"model": "m", "messages": [USER], "stream": True}
-    body |= {"stream_options": {"include_usage": True}}
-    assert parse_chat(body, ChatDefaults())[1] == Streaming(stream=True, include_usage=True)
     request = parse(
         temperature=0.5,
         top_p=0.9,
@@ -65,9 +72,9 @@ def test_neutral_values_of_what_is_not_supported_are_fine() -> None:
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
+            "messages[0].content[0]",
         ),
-        ({"messages": [USER | {"tool_calls": [1]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
         ({"model": 3}, "model"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 3}, "temperature"),
@@ -78,12 +85,21 @@ def test_neutral_values_of_what_is_not_supported_are_fine() -> None:
         ({"n": 17}, "n"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"stop": [""]}, "stop"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": NAMED | {"function": {"name": "g"}}}, "tool_choice"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": JSON, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"grammar": "root ::= ("}, None),
+        ({"store": True}, "store"),
+        ({"stop": [""]}, "stop[0]"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream": "yes"}, "stream"),
@@ -91,7 +107,7 @@ def test_neutral_values_of_what_is_not_supported_are_fine() -> None:
         ({"tempreature": 1}, "tempreature"),
     ],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse(**body)
     assert refused.value.param == param
@@ -100,19 +116,19 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
 def test_a_body_that_is_no_object_or_has_no_model_is_refused() -> None:
     for body in ([], "x", None, 3):
         with pytest.raises(InvalidRequest, match="JSON object"):
-            parse_chat(body, ChatDefaults())
+            body_from(body, ChatBody)
     with pytest.raises(InvalidRequest, match="model is missing"):
-        parse_chat({"messages": [USER]}, ChatDefaults())
+        body_from({"messages": [USER]}, ChatBody)
 
 
 def test_defaults_fill_what_is_not_said() -> None:
     defaults = ChatDefaults(temperature=0.2, max_tokens=7, system_prompt="Be brief.")
-    request, _ = parse_chat({"model": "m", "messages": [USER]}, defaults)
+    request = parse_with(defaults)
     assert request.sampling.temperature == 0.2
     assert request.max_tokens == 7
     assert request.prompt[0] == {"role": "system", "content": "Be brief."}
     own = [{"role": "developer", "content": "Mine."}, USER]
-    request, _ = parse_chat({"model": "m", "messages": own}, defaults)
+    request = parse_with(defaults, messages=own)
     assert [m["content"] for m in request.prompt] == ["Mine.", "hi"]
 
 
@@ -120,3 +136,57 @@ def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = parse(messages=[{"role": "user", "content": parts}])
     assert request.prompt[0]["content"] == "ab"
+
+
+def test_tools_and_who_may_call_them() -> None:
+    other = {"type": "function", "function": {"name": "g", "strict": True}}
+    request = parse(tools=[TOOL, other])
+    assert [tool.name for tool in request.tools] == ["f", "g"]
+    assert request.tools[1].strict and request.tool_choice == ToolChoice("auto")
+    assert parse(tools=[TOOL], parallel_tool_calls=False).tool_choice == ToolChoice("auto", False)
+    assert parse(tools=[TOOL], tool_choice="none").tools == ()
+    named = parse(tools=[TOOL, other], tool_choice=NAMED)
+    assert [tool.name for tool in named.tools] == ["f"]
+    assert named.tool_choice == ToolChoice("required", False)
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    assert [tool.name for tool in parse(tools=[TOOL, other], tool_choice=allowed).tools] == ["f"]
+    old = parse(functions=[{"name": "f"}], function_call={"name": "f"})
+    assert old.tool_choice.mode == "required"
+
+
+def test_a_conversation_with_calls() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]
+    prompt = parse(messages=messages).prompt
+    assert prompt[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert prompt[2] == {"role": "tool", "content": "2", "tool_call_id": "c1"}
+    broken = call | {"function": {"name": "f", "arguments": "x"}}
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        parse(messages=[USER, {"role": "assistant", "tool_calls": [broken]}])
+
+
+def test_formats_become_grammars() -> None:
+    for body in (
+        {"response_format": JSON},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"response_format": {"type": "regex", "pattern": "a+"}},
+        {"guided_json": {"type": "object"}},
+        {"guided_choice": ["a", "b"]},
+        {"guided_grammar": "start: /a/"},
+        {"grammar": 'root ::= "a"'},
+        {"structured_outputs": {"regex": "a"}},
+    ):
+        assert parse(**body).grammar is not None
+    assert parse(response_format={"type": "text"}).grammar is None
+
+
+def test_thinking() -> None:
+    assert parse().thinking == Thinking()
+    assert parse(reasoning_effort="none").thinking == Thinking(False)
+    assert parse(reasoning_effort="high").thinking == Thinking(None, None, "high")
+    assert parse(chat_template_kwargs={"enable_thinking": False}).thinking.wanted is False
+    assert parse(max_reasoning_tokens=5).thinking.budget == 5

@@ -1,0 +1,33 @@
+"""Routes as data: what is served where, for the server and for /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from exo.api.bodies import Body
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """`path` as aiohttp has it. `body`: what is sent; `answer`: the type of what comes back where
+    it has one; `streams`: the content type of a streamed answer."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type[Body] | None = None
+    answer: Any = None
+    streams: str = ""
+    statuses: tuple[int, ...] = ()
+
+
+def add_routes(app: web.Application, routes: Sequence[Route]) -> None:
+    for route in routes:
+        app.router.add_route(route.method, route.path, route.handler)

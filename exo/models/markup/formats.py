@@ -1,0 +1,343 @@
+"""How families of models write calls of tools: told from the chat template, read, and as grammars.
+
+Sources: the templates themselves, and mlx-lm's parsers for those named there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exo.models.grammar import quoted, styled
+from exo.models.markup.library import parse_with, parser_module
+from exo.models.markup.tools import Tool, ToolCall, tool_call
+
+Parse = Callable[[str, Sequence[Tool]], list[ToolCall]]
+
+
+@dataclass(frozen=True)
+class CallStyle:
+    """What a call looks like between a format's markers, for grammars. The text is `lead`, then
+    calls with `between` between them, then `trail`; a call is `before`, its name, `middle`, its
+    arguments, `after`. Without `between` each call has markers of its own.
+
+    Arguments are one JSON object, or written out one by one: `argument` before each value, with its
+    name for {}, `argument_end` after it; texts raw if `raw_texts`, else as JSON.
+    """
+
+    before: str
+    middle: str
+    after: str = ""
+    lead: str = ""
+    trail: str = ""
+    between: str | None = None
+    argument: str | None = None
+    argument_end: str = ""
+    argument_between: str = ""
+    raw_texts: tuple[str, str] | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Arguments are JSON that can be passed on as it comes."""
+        return self.argument is None
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """`opens` and `closes` are the markers around calls; without `closes` they go on to the end of
+    the answer. `parse` reads what is between. A format without `style` cannot be enforced."""
+
+    name: str
+    opens: str
+    closes: str
+    parse: Parse
+    style: CallStyle | None = None
+
+
+def _library(name: str, style: CallStyle | None = None) -> Callable[[], CallFormat]:
+    def make() -> CallFormat:
+        module = parser_module(name)
+
+        def parse(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+            return parse_with(name, text, tools)
+
+        opens, closes = module.tool_call_start, module.tool_call_end
+        return CallFormat(name, opens, closes, parse, style)
+
+    return make
+
+
+def _json_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """One object, a list of them, or several with ; or line breaks between (Llama 3, Granite)."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        for call in value if isinstance(value, list) else [value]:
+            if not isinstance(call, dict):
+                raise ValueError(f"{call!r} is no call")
+            arguments = call.get("arguments", call.get("parameters"))
+            found.append(tool_call(call.get("name"), arguments, tools))
+        at += len(text[at:]) - len(text[at:].lstrip("; \n\t,"))
+    if not found:
+        raise ValueError("there is no call in it")
+    return found
+
+
+_DEEPSEEK_CALL = re.compile(
+    "<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^\\n<]+?)"
+    "(?:<｜tool▁sep｜>|\\n```json\\n)(?P<arguments>.*?)(?:\\n```)?<｜tool▁call▁end｜>",
+    re.DOTALL,
+)
+
+
+def _deepseek_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    found = [
+        tool_call(call["name"].strip(), call["arguments"], tools)
+        for call in _DEEPSEEK_CALL.finditer(text)
+    ]
+    if not found:
+        raise ValueError("there is no call in it")
+    return found
+
+
+def _simple(name: str, opens: str, closes: str, parse: Parse, style: CallStyle) -> Any:
+    return lambda: CallFormat(name, opens, closes, parse, style)
+
+
+_HERMES_STYLE = CallStyle('{"name": "', '", "arguments": ', "}", lead="\n", trail="\n")
+_QWEN_CODER_STYLE = CallStyle(
+    "<function=",
+    ">\n",
+    "</function>",
+    lead="\n",
+    trail="\n",
+    argument="<parameter={}>\n",
+    argument_end="\n</parameter>\n",
+    raw_texts=("", ""),
+)
+_MINIMAX_STYLE = CallStyle(
+    '<invoke name="',
+    '">\n',
+    "</invoke>",
+    lead="\n",
+    trail="\n",
+    between="\n",
+    argument='<parameter name="{}">',
+    argument_end="</parameter>\n",
+    raw_texts=("", ""),
+)
+_GLM_STYLE = CallStyle(
+    "",
+    "\n",
+    argument="<arg_key>{}</arg_key>\n<arg_value>",
+    argument_end="</arg_value>\n",
+    raw_texts=("", ""),
+)
+_KIMI_STYLE = CallStyle(
+    "<|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    between="",
+)
+_PYTHONIC_STYLE = CallStyle(
+    "", "(", ")", lead="[", trail="]", between=", ", argument="{}=", argument_between=", "
+)
+_FUNCTION_GEMMA_STYLE = CallStyle(
+    "call:", "{", "}", argument="{}:", argument_between=",", raw_texts=("<escape>", "<escape>")
+)
+_GEMMA_4_STYLE = CallStyle(
+    "call:", "{", "}", argument="{}:", argument_between=",", raw_texts=('<|"|>', '<|"|>')
+)
+_DEEPSEEK_3_STYLE = CallStyle(
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜>",
+    between="\n",
+)
+_DEEPSEEK_31_STYLE = CallStyle(
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", between=""
+)
+_LIST_STYLE = CallStyle('{"name": "', '", "arguments": ', "}", lead="[", trail="]", between=", ")
+
+# Told by texts that stand in the template, the most telling first; all of a row must be there.
+_TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
+    (("<minimax:tool_call>",), _library("minimax_m2", _MINIMAX_STYLE)),
+    (("<|tool_call>", "<tool_call|>"), _library("gemma4", _GEMMA_4_STYLE)),
+    (("<start_function_call>",), _library("function_gemma", _FUNCTION_GEMMA_STYLE)),
+    (("<longcat_tool_call>",), _library("longcat")),
+    (("<arg_key>",), _library("glm47", _GLM_STYLE)),
+    (("<|tool_call_start|>",), _library("pythonic", _PYTHONIC_STYLE)),
+    (("<|tool_list_start|>",), _library("pythonic", _PYTHONIC_STYLE)),
+    (("<tool_call>", "<function="), _library("qwen3_coder", _QWEN_CODER_STYLE)),
+    (("<|tool_calls_section_begin|>",), _library("kimi_k2", _KIMI_STYLE)),
+    (('<function name="', '<param name="'), _library("minicpm5")),
+    (("<atem:function_calls>",), _library("muse_spark")),
+    (
+        ("<｜tool▁calls▁begin｜>", "```json"),
+        _simple(
+            "deepseek_v3",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            _deepseek_calls,
+            _DEEPSEEK_3_STYLE,
+        ),
+    ),
+    (
+        ("<｜tool▁calls▁begin｜>",),
+        _simple(
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            _deepseek_calls,
+            _DEEPSEEK_31_STYLE,
+        ),
+    ),
+    (("[TOOL_CALLS]", "[ARGS]"), _library("mistral", CallStyle("", "[ARGS]"))),
+    (
+        ("[TOOL_CALLS]",),
+        _library(
+            "mistral",
+            CallStyle('{"name": "', '", "arguments": ', "}", " [", "]", between=", "),
+        ),
+    ),
+    (("<tool_call>",), _library("json_tools", _HERMES_STYLE)),
+    (("<|tool_call|>",), _simple("granite", "<|tool_call|>", "", _json_calls, _LIST_STYLE)),
+    (
+        ('"parameters":', "tool_call"),
+        _simple(
+            "llama3",
+            '{"name": ',
+            "",
+            lambda text, tools: _json_calls('{"name": ' + text, tools),
+            CallStyle('"', '", "parameters": ', "}"),
+        ),
+    ),
+)
+
+hermes = _library("json_tools", _HERMES_STYLE)
+"""What models are asked to write whose templates know no tools."""
+
+
+def format_of(template: str) -> CallFormat | None:
+    """The format a template's model writes calls in; None where that is not known."""
+    for texts, make in _TOLD_BY:
+        if all(text in template for text in texts):
+            return make()
+    return None
+
+
+def calls_grammar(
+    found: CallFormat, tools: Sequence[Tool], special: Mapping[str, int], *, parallel: bool
+) -> str | None:
+    """Lark rules of `calls`, one or more of the tools; None if the format has no style. `rest` is
+    the same without the first `opens`.
+
+    `special`: ids of the tokens that stand for themselves and not for text.
+    """
+    style = found.style
+    if style is None:
+        return None
+    several = style.between is not None and parallel
+    inner = ["call"] + ([f"({lark_text(style.between or '', special)} call)*"] if several else [])
+    block = [lark_text(style.lead, special), *inner, lark_text(style.trail + found.closes, special)]
+    opens = lark_text(found.opens, special)
+    again = (
+        f' ("\\n" {opens} block)*' if parallel and style.between is None and found.closes else ""
+    )
+    rules = [f"calls: {opens} rest", f"rest: block{again}"]
+    rules.append(f"block: {' '.join(filter(None, block))}")
+    rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
+    for i, tool in enumerate(tools):
+        parts = [lark_text(style.before + tool.name + style.middle, special), f"arguments_{i}"]
+        parts.append(lark_text(style.after, special))
+        rules.append(f"call_{i}: {' '.join(filter(None, parts))}")
+        rules += _arguments(f"arguments_{i}", tool.schema, style, special)
+    return "\n".join(rules)
+
+
+def _arguments(
+    rule: str, schema: dict[str, Any], style: CallStyle, special: Mapping[str, int]
+) -> list[str]:
+    if style.argument is None:
+        return [f"{rule}: %json {json.dumps(styled(schema))}"]
+    needed = set(schema.get("required", ()))
+    shared = {str(key): schema[key] for key in ("$defs", "definitions") if key in schema}
+    rules: list[str] = []
+    names: list[tuple[str, bool]] = []
+    for i, (name, of) in enumerate(schema.get("properties", {}).items()):
+        one = f"{rule}_{i}"
+        names.append((one, name in needed))
+        value = _value(one, of, shared, style, special, rules)
+        before = lark_text(style.argument.replace("{}", name), special)
+        rules.append(f"{one}: {before} {value}")
+    # In the order of the schema, with `argument_between` between those that are there.
+    if not style.argument_between:
+        wanted = " ".join(one if need else f"{one}?" for one, need in names)
+        return [f"{rule}: {wanted or quoted('')}", *rules]
+    return [*_listed(rule, names, style.argument_between), *rules]
+
+
+def _value(
+    rule: str,
+    schema: Any,
+    shared: dict[str, Any],
+    style: CallStyle,
+    special: Mapping[str, int],
+    rules: list[str],
+) -> str:
+    """What stands for one argument's value, with what ends it; may add `rules`."""
+    ends = lark_text(style.argument_end, special)
+    is_text = isinstance(schema, dict) and schema.get("type") == "string"
+    if style.raw_texts is not None and is_text:
+        if choices := schema.get("enum"):
+            listed = " | ".join(quoted(str(choice)) for choice in choices)
+            opens, closes = (lark_text(quote, special) for quote in style.raw_texts)
+            return f"{opens} ({listed}) {closes} {ends}"
+        opens, end = style.raw_texts[0], style.raw_texts[1] + style.argument_end
+        if special.get(end) is not None:
+            return f"{lark_text(opens, special)} /(?s:.*)/ {lark_text(end, special)}"
+        rules.append(f"{rule}_text[suffix={quoted(end)}]: /(?s:.*)/")
+        return f"{lark_text(opens, special)} {rule}_text"
+    rules.append(f"{rule}_json: %json {json.dumps(styled(_with(schema, shared)))}")
+    return f"{rule}_json {ends}"
+
+
+def _with(schema: Any, shared: dict[str, Any]) -> Any:
+    return {**shared, **schema} if isinstance(schema, dict) else schema
+
+
+def _listed(rule: str, names: list[tuple[str, bool]], between: str) -> list[str]:
+    """Rules for a list of parts of which some may be missing."""
+    rules = [
+        f"{rule}: {rule}_from_0 | {quoted('')}"
+        if not any(need for _, need in names)
+        else f"{rule}: {rule}_from_0"
+    ]
+    if not names:
+        return [f"{rule}: {quoted('')}"]
+    for i, (one, need) in enumerate(names):
+        rest = names[i + 1 :]
+        forms = []
+        if rest:
+            forms.append(f"{one} {quoted(between)} {rule}_from_{i + 1}")
+        if not any(needed for _, needed in rest):
+            forms.append(one)
+        if not need and rest:
+            forms.append(f"{rule}_from_{i + 1}")
+        rules.append(f"{rule}_from_{i}: {' | '.join(forms)}")
+    return rules
+
+
+def lark_text(text: str, special: Mapping[str, int]) -> str:
+    """A text as Lark has it, the special tokens in it by their ids; "" for nothing."""
+    if not text:
+        return ""
+    names = sorted((name for name in special if name in text), key=len, reverse=True)
+    if not names:
+        return quoted(text)
+    pattern = "(" + "|".join(re.escape(name) for name in names) + ")"
+    parts = [part for part in re.split(pattern, text) if part]
+    return " ".join(f"<[{special[part]}]>" if part in special else quoted(part) for part in parts)

@@ -1,0 +1,145 @@
+"""How a model marks its thoughts and its calls of tools in what it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from exo.errors import InvalidRequest
+from exo.models.grammar import composed, quoted, styled
+from exo.models.markup.formats import CallFormat, calls_grammar, format_of, hermes, lark_text
+from exo.models.markup.reader import AnswerReader, HarmonyReader, PlainReader, TaggedReader
+from exo.models.markup.tools import Tool, ToolChoice
+
+_THINKING = (
+    ("<think>", "</think>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<reasoning>", "</reasoning>"),
+)
+
+
+@dataclass(frozen=True)
+class Markup:
+    """`thinking`: what opens and closes thoughts, None for models that do not think. `calls`: the
+    format of tool calls; `knows_tools` if the template itself tells the model of tools. `special`:
+    ids of the tokens that are markers and no text. `harmony`: gpt-oss's channels instead."""
+
+    thinking: tuple[str, str] | None = None
+    calls: CallFormat | None = None
+    knows_tools: bool = False
+    special: Mapping[str, int] = field(default_factory=dict)
+    harmony: bool = False
+
+    @property
+    def thinks(self) -> bool:
+        return self.harmony or self.thinking is not None
+
+    @property
+    def shown_tokens(self) -> Mapping[int, str]:
+        """Special tokens whose text a reader needs, by id."""
+        wanted = HarmonyReader.markers if self.harmony else self._markers()
+        return {i: text for text, i in self.special.items() if any(text in mark for mark in wanted)}
+
+    def _markers(self) -> list[str]:
+        found = [*(self.thinking or ())]
+        if self.calls is not None:
+            found += [self.calls.opens, self.calls.closes]
+            if style := self.calls.style:
+                found += [style.before, style.middle, style.after, style.argument or ""]
+                found += [style.argument_end, *(style.raw_texts or ())]
+        return found
+
+    def opened(self, prompt: str) -> bool:
+        """Whether a prompt's text ends within a thought."""
+        if self.thinking is None:
+            return False
+        opens, closes = self.thinking
+        return prompt.rfind(opens) > prompt.rfind(closes) and prompt.rstrip().endswith(opens)
+
+    def reader(
+        self, tools: Sequence[Tool], *, thinks: bool = False, enforced: bool = False
+    ) -> AnswerReader:
+        """Of one answer; `thinks` if the prompt opened a thought, `enforced` if a grammar holds the
+        calls to their format."""
+        if self.harmony:
+            return HarmonyReader(tools)
+        if self.thinking is None and not tools:
+            return PlainReader()
+        return TaggedReader(self.thinking, self.calls, tools, thinks=thinks, enforced=enforced)
+
+
+def answer_grammar(
+    markup: Markup, tools: Sequence[Tool], choice: ToolChoice, answer: str | None
+) -> str | None:
+    """The grammar that holds an answer to a format, to the tools that it has to call, and to what
+    strict tools take; None where nothing holds it.
+
+    Raises:
+        InvalidRequest: the model's format of calls cannot be enforced.
+    """
+    enforced = choice.mode == "required" or any(tool.strict for tool in tools)
+    if not tools or not (enforced or answer):
+        return answer if not markup.harmony or answer is None else _harmony(markup, (), answer)
+    if markup.harmony:
+        return _harmony(markup, tools, answer if choice.mode != "required" else None)
+    assert markup.calls is not None
+    rules = calls_grammar(markup.calls, tools, markup.special, parallel=choice.parallel)
+    if rules is None:
+        raise InvalidRequest(
+            f"calls in this model's format ({markup.calls.name}) cannot be enforced: neither a "
+            "tool_choice that requires one, nor strict tools, nor a response_format beside tools",
+            param="tool_choice",
+        )
+    if choice.mode == "required":
+        return composed(f"start: calls\n{rules}", None)
+    if answer is not None:
+        return composed(f"start: calls | @answer\n{rules}", answer)
+    opens = markup.calls.opens
+    if opens in markup.special:
+        return composed(f"start: said calls?\nsaid: /(?s:.*)/\n{rules}", None)
+    begin = f"said: /(?s:.*)/\nopening[suffix={quoted(opens)}]: /(?s:.*)/"
+    return composed(f"start: said | opening rest\n{begin}\n{rules}", None)
+
+
+def _harmony(markup: Markup, tools: Sequence[Tool], answer: str | None) -> str:
+    """Thoughts if it likes, then a call or the final message."""
+
+    def lark(text: str) -> str:
+        return lark_text(text, markup.special)
+
+    ends, rules = [], []
+    if answer is not None:
+        ends.append(lark("<|channel|>final<|message|>") + " @answer")
+    for i, tool in enumerate(tools):
+        header = f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>"
+        ends.append(f"{lark(header)} arguments_{i}")
+        rules.append(f"arguments_{i}: %json {json.dumps(styled(tool.schema))}")
+    thought = (
+        f"{lark('<|channel|>analysis<|message|>')} thought {lark('<|end|><|start|>assistant')}"
+    )
+    start = f"start: ({thought})? ({' | '.join(ends)})\nthought: /(?s:.*)/"
+    return composed("\n".join([start, *rules]), answer)
+
+
+def markup_of(template: str, special: Mapping[str, int], known: Mapping[str, int]) -> Markup:
+    """What a chat template and a vocabulary tell. `special`: ids of the tokens that are no text,
+    `known`: of all that were added to the vocabulary."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return Markup(None, None, "tools" in template, special, harmony=True)
+    thinking = next(
+        (pair for pair in _THINKING if pair[0] in template and pair[1] in template), None
+    )
+    if thinking is None:  # templates that say nothing of it, over tokens that do
+        thinking = next((pair for pair in _THINKING if all(one in known for one in pair)), None)
+    knows_tools = re.search(r"\btools\b", template) is not None
+    calls = format_of(template) if knows_tools else None
+    if calls is None and knows_tools and "<|tool_call_start|>" in known:
+        calls = format_of("<|tool_call_start|>")
+    # A template that lists tools in a format nobody here reads is better asked for one that is.
+    return Markup(thinking, calls or hermes(), calls is not None, special)
