@@ -4,6 +4,7 @@
     ├── InvalidRequest           invalid_request           400  INVALID_ARGUMENT
     │   ├── PromptTooLong        context_length_exceeded   400  INVALID_ARGUMENT
     │   └── InvalidFrame         invalid_frame             400  INVALID_ARGUMENT
+    ├── Unauthorized             invalid_api_key           401  UNAUTHENTICATED
     ├── ModelNotFound            model_not_found           404  NOT_FOUND
     ├── ModelUnsupported         model_unsupported         400  FAILED_PRECONDITION
     ├── ModelTooLarge            model_too_large           503  RESOURCE_EXHAUSTED
@@ -57,6 +58,14 @@ class InvalidFrame(InvalidRequest):
     """A message from a peer lies about its shape, dtype, size or place in the ring."""
 
     code = "invalid_frame"
+
+
+class Unauthorized(ExoError):
+    """The node wants one of its API keys, and the request brings none."""
+
+    code = "invalid_api_key"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
 
 
 class ModelNotFound(ExoError):

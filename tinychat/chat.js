@@ -26,8 +26,22 @@ function keep() {
 
 // ---- the cluster ---------------------------------------------------------------------------
 
+const KEY = "tinychat.key";
+
+// As fetch, with this node's API key where it wants one. (Asked for once, kept in this browser.)
+async function ask(url, options = {}) {
+  const key = localStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+  const response = await fetch(url, { ...options, headers });
+  if (response.status !== 401) return response;
+  const said = window.prompt("This node wants an API key:", "");
+  if (!said || said === key) return response;
+  localStorage.setItem(KEY, said.trim());
+  return ask(url, options);
+}
+
 async function getJson(url) {
-  const response = await fetch(url);
+  const response = await ask(url);
   if (!response.ok) throw new Error(`${url}: ${response.status}`);
   return response.json();
 }
@@ -172,8 +186,9 @@ async function answer() {
   const bars = document.createElement("div");
   let watch = null; // EventSource, while the answer waits
   let text = "";
+  let thoughts = null; // folded, above the text
   try {
-    const response = await fetch("/v1/chat/completions", {
+    const response = await ask("/v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ model: page.model.value, messages: conversation, stream: true }),
@@ -189,7 +204,16 @@ async function answer() {
         continue;
       }
       watch?.close();
-      text += event.choices[0]?.delta.content ?? "";
+      const { content, reasoning_content: thought } = event.choices[0]?.delta ?? {};
+      if (thought) {
+        if (!thoughts) {
+          thoughts = folded("Thinking");
+          body.before(thoughts);
+          body.replaceChildren();
+        }
+        thoughts.lastChild.textContent += thought;
+      }
+      text += content ?? "";
       if (text) render(body, text);
       if (follow) scrollDown();
     }
@@ -207,6 +231,16 @@ async function answer() {
     streaming = null;
     setBusy(false);
   }
+}
+
+function folded(title) {
+  const details = document.createElement("details");
+  details.className = "thoughts";
+  const summary = document.createElement("summary");
+  summary.textContent = title;
+  const inside = document.createElement("p");
+  details.append(summary, inside);
+  return details;
 }
 
 function note(text, kind = "") {

@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from exo.api.constraints import constraint_of
 from exo.api.prompts import Prompt, prompt_of
 from exo.api.request import ChatRequest
+from exo.api.request_id import next_answer_id
 from exo.api.sampling_defaults import sampling_defaults
 from exo.api.stop_strings import StopStrings
+from exo.download.hub_cache import POOLING
 from exo.download.progress import OnProgress
-from exo.errors import PromptTooLong
+from exo.errors import EngineFailed, PromptTooLong
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.models.description import ModelDescription
 from exo.models.markup.reader import (
@@ -32,7 +37,7 @@ from exo.models.markup.reader import (
     Thought,
 )
 from exo.models.tokenizer import TextStream, Tokenizer, load_tokenizer
-from exo.networking.calls.messages import GenerationRequest
+from exo.networking.calls.messages import GenerationEvent, GenerationRequest
 from exo.orchestration.node import StandardNode
 from exo.tasks import merged
 
@@ -113,11 +118,20 @@ class Answer:
         ]
 
 
-class Chat:
-    """Answers requests on a node's cluster; keeps the tokenizers it has loaded."""
+_EMBEDDED_AT_ONCE = 8
+"""Of one request's inputs: others have their turns too."""
 
-    def __init__(self, node: StandardNode) -> None:
+Events = AsyncGenerator[GenerationEvent, None]
+Timed = Callable[[str, int, Events], Events]
+
+
+class Chat:
+    """Answers requests on a node's cluster; keeps the tokenizers it has loaded. Each sequence's
+    events go through `timed`, with its model and the number of its prompt's tokens."""
+
+    def __init__(self, node: StandardNode, timed: Timed) -> None:
         self._node = node
+        self._timed = timed
         self._loaded: dict[str, _Loaded] = {}
         self._loading = asyncio.Lock()
 
@@ -147,7 +161,7 @@ class Chat:
         )
         if sampling.min_tokens:
             sampling = msgspec.structs.replace(sampling, ends=tuple(sorted(ends)))
-        chat_id = uuid.uuid4().hex
+        chat_id = next_answer_id()
         sequences = [
             GenerationRequest(
                 f"{chat_id}-{i}",
@@ -185,6 +199,54 @@ class Chat:
         """How its makers would have a model sampled. Raises as `tokenizer` does."""
         return (await self._load(model_id, on_progress))[1].defaults
 
+    async def embed(
+        self, model_id: str, inputs: Sequence[str | tuple[int, ...]], on_progress: OnProgress
+    ) -> tuple[list[npt.NDArray[np.float32]], int]:
+        """A vector of length 1 for each input, [hidden], pooled as the model's makers say, else the
+        mean of its final hidden states; and the tokens of all inputs.
+
+        Raises:
+            PromptTooLong: an input does not fit the context.
+            InvalidRequest: a token is none of the model's, or the model cannot be asked for them.
+        """
+        description, loaded = await self._load(model_id, on_progress)
+        requests = [ChatRequest(model_id, one, SamplingParams()) for one in inputs]
+        context, tokenizer = description.context_length, loaded.tokenizer
+        prompts = [
+            (await asyncio.to_thread(prompt_of, tokenizer, one, context)).tokens for one in requests
+        ]
+        for i, prompt in enumerate(prompts):
+            if not 0 < len(prompt) <= context:
+                raise PromptTooLong(
+                    f"input {i} is {len(prompt)} tokens; expected 1 to {context}, the context of "
+                    f"{model_id}",
+                    param="input",
+                )
+        places = asyncio.Semaphore(_EMBEDDED_AT_ONCE)
+        name = next_answer_id()
+
+        async def vector(number: int, prompt: tuple[int, ...]) -> npt.NDArray[np.float32]:
+            wanted = GenerationRequest(
+                f"{name}-{number}", prompt, SamplingParams(pooling=loaded.pooling), max_tokens=1
+            )
+            async with places:
+                generated = self._node.generate(model_id, wanted, on_progress)
+                async with contextlib.aclosing(generated):
+                    async for event in generated:
+                        assert event.token is not None
+                        found = np.frombuffer(event.token.vector, "<f4")
+                        length = max(float(np.linalg.norm(found)), 1e-12)
+                        return (found / length).astype(np.float32)
+            raise EngineFailed(f"no vector came of input {number}")
+
+        tasks = [asyncio.ensure_future(vector(i, prompt)) for i, prompt in enumerate(prompts)]
+        try:
+            return await asyncio.gather(*tasks), sum(map(len, prompts))
+        finally:  # the first that fails ends the others
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _pieces(
         self,
         tokenizer: Tokenizer,
@@ -197,8 +259,9 @@ class Chat:
         text = TextStream(tokenizer, _shown(tokenizer, request))
         output = _Output(_reader(tokenizer, request, prompt), request.stop)
         waiting: list[SampledToken] = []
-        events = self._node.generate(request.model, wanted, on_progress)
-        async with contextlib.aclosing(events):
+        generated = self._node.generate(request.model, wanted, on_progress)
+        events = self._timed(request.model, len(wanted.prompt), generated)
+        async with contextlib.aclosing(generated), contextlib.aclosing(events):
             async for event in events:
                 ready = ""
                 if event.token is not None:
@@ -276,10 +339,24 @@ class _Loaded:
     path: Path
     tokenizer: Tokenizer
     defaults: dict[str, float]
+    pooling: Literal["mean", "last"]
 
 
 def _read(model_type: str, path: Path) -> _Loaded:
-    return _Loaded(path, load_tokenizer(model_type, path), sampling_defaults(path))
+    tokenizer, defaults = load_tokenizer(model_type, path), sampling_defaults(path)
+    return _Loaded(path, tokenizer, defaults, _pooling(path))
+
+
+def _pooling(path: Path) -> Literal["mean", "last"]:
+    """As sentence-transformers says it of a model."""
+    try:
+        said = json.loads((path / POOLING).read_text("utf-8"))
+        return "last" if said.get("pooling_mode_lasttoken") else "mean"
+    except FileNotFoundError:
+        return "mean"
+    except (OSError, ValueError, AttributeError) as error:
+        logger.warning("%s is not used: %s", path / POOLING, error)
+        return "mean"
 
 
 def _reader(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) -> AnswerReader:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from exo.api.routes import Handler
 from exo.errors import ExoError, InvalidRequest
 
 logger = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
 def openai_error(error: ExoError) -> dict[str, Any]:
     """The JSON of an error, as https://platform.openai.com/docs/guides/error-codes has it."""
     kind = "invalid_request_error" if error.http_status < 500 else "server_error"
+    if error.http_status == 401:
+        kind = "authentication_error"
     return {
         "error": {
             "message": error.message,
@@ -60,45 +57,40 @@ def _response(path: str, status: int, error: ExoError) -> web.Response:
     return web.json_response(shape(error), status=status)
 
 
-@web.middleware
-async def as_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure of a route as JSON with the right status."""
-    try:
-        return await handler(request)
-    except ExoError as error:
-        logger.info("%s %s: %s", request.method, request.path, error.message)
-        return _response(request.path, error.http_status, error)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        message = {
-            404: f"there is nothing at {request.path}",
-            405: f"{request.path} does not take {request.method}",
-            413: f"the request body is larger than {request.client_max_size} bytes",
-        }.get(error.status, error.reason)
-        response = _response(request.path, error.status, InvalidRequest(message))
-        if "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
-        return response
-    except (ConnectionResetError, json.JSONDecodeError):
-        raise
-    except Exception as error:
-        logger.exception("%s %s", request.method, request.path)
-        return _response(request.path, 500, ExoError(f"internal error: {type(error).__name__}"))
-
-
-def only_same_origin(loopback_only: bool) -> Any:
-    """Refuse pages of other sites: a browser sends their origin with what they ask of us, and a
-    rebound DNS name shows in the Host header."""
+def as_errors(failed: Callable[[ExoError], None]) -> Any:
+    """Every failure of a route as JSON with the right status; `failed` hears of it."""
 
     @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        host = urlsplit(f"//{request.host}").hostname or ""
-        if loopback_only and host not in _LOOPBACK_NAMES:
-            raise web.HTTPForbidden(reason=f"this node answers on localhost only, not as {host}")
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
-            raise web.HTTPForbidden(reason=f"pages of {origin} may not use this node")
-        return await handler(request)
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ExoError as error:
+            logger.info("%s %s: %s", request.method, request.path, error.message)
+            failed(error)
+            return _response(request.path, error.http_status, error)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return _of_aiohttp(request, error)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            logger.exception("%s %s", request.method, request.path)
+            internal = ExoError(f"internal error: {type(error).__name__}")
+            failed(internal)
+            return _response(request.path, 500, internal)
 
-    return check
+    return answer
+
+
+def _of_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
+    """What the library refuses by itself."""
+    message = {
+        404: f"there is nothing at {request.path}",
+        405: f"{request.path} does not take {request.method}",
+        413: f"the request body is larger than {request.client_max_size} bytes",
+    }.get(error.status, error.reason)
+    response = _response(request.path, error.status, InvalidRequest(message))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response

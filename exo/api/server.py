@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from exo.api.access import Access, add_cors_headers, only_known_origins, only_with_key
 from exo.api.bench_routes import BenchRoutes
 from exo.api.chat import Chat
 from exo.api.cluster_routes import ClusterRoutes
@@ -17,16 +18,30 @@ from exo.api.dialects.ollama import Ollama
 from exo.api.dialects.ollama_models import OllamaModels
 from exo.api.dialects.openai_chat import OpenAIChat
 from exo.api.dialects.openai_completions import OpenAICompletions
+from exo.api.dialects.openai_embeddings import OpenAIEmbeddings
 from exo.api.dialects.openai_models import OpenAIModels
+from exo.api.dialects.openai_responses import OpenAIResponses
 from exo.api.download_routes import DownloadRoutes
-from exo.api.errors import as_errors, only_same_origin
+from exo.api.errors import as_errors
+from exo.api.metrics import Metrics
+from exo.api.openapi import openapi_routes
 from exo.api.request import ChatDefaults
+from exo.api.request_id import add_request_id, with_request_id
 from exo.api.routes import add_routes
 from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)
 
-DIALECTS = (OpenAIChat, OpenAICompletions, OpenAIModels, Anthropic, Ollama, OllamaModels)
+DIALECTS = (
+    OpenAIChat,
+    OpenAICompletions,
+    OpenAIResponses,
+    OpenAIEmbeddings,
+    OpenAIModels,
+    Anthropic,
+    Ollama,
+    OllamaModels,
+)
 """What clients may speak; each turns requests into the core's (chat.py) and answers back."""
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -41,6 +56,7 @@ class ApiConfig:
     host: str
     port: int
     defaults: ChatDefaults = field(default_factory=ChatDefaults)
+    access: Access = field(default_factory=Access)
 
 
 class ApiServer:
@@ -49,15 +65,25 @@ class ApiServer:
     def __init__(self, node: StandardNode, config: ApiConfig) -> None:
         self._config = config
         loopback_only = config.host in ("127.0.0.1", "localhost", "::1")
+        metrics = Metrics(node)
         app = web.Application(
-            middlewares=[as_errors, only_same_origin(loopback_only)],
+            middlewares=[
+                with_request_id,
+                metrics.counting(),
+                as_errors(metrics.failed),
+                only_known_origins(config.access.origins, loopback_only=loopback_only),
+                only_with_key(config.access.api_keys),
+            ],
             client_max_size=MAX_BODY_BYTES,
         )
-        chat = Chat(node)
+        app.on_response_prepare.extend([add_request_id, add_cors_headers])
+        chat = Chat(node, metrics.timed)
         downloads = DownloadRoutes(node)
         app.on_cleanup.append(downloads.close)
         routes = [route for one in DIALECTS for route in one(node, chat, config.defaults).routes()]
         routes += ClusterRoutes(node).routes() + BenchRoutes(node).routes() + downloads.routes()
+        routes += metrics.routes()
+        routes += openapi_routes(routes, tinychat_folder() / "docs.html")
         add_routes(app, routes)
         _add_tinychat(app)
         # A client that goes away cancels its handler, which cancels its sequence on every node.

@@ -25,6 +25,7 @@ from rich.progress import SpinnerColumn, TextColumn
 from rich.table import Table
 
 from exo.cli.client import node_at
+from exo.cli.client import session as client_session
 from exo.cli.settings import home
 from exo.download.progress import unheard
 from exo.download.store import ModelStore, default_sources
@@ -188,7 +189,7 @@ async def _measure_nodes(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Each test on the clusters in turns, a repetition each."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with client_session(timeout) as session:
 
         async def ask(url: str, context: int, tokens: int, batch: int) -> dict[str, Any]:
             body = {"model": model, "context": context, "tokens": tokens, "batch": batch}
@@ -297,7 +298,7 @@ def _process(command: list[str], log: Path, cores: set[int]) -> Iterator[None]:
 
 async def _together(url: str, count: int) -> None:
     deadline = time.monotonic() + _START_S
-    async with aiohttp.ClientSession() as session:
+    async with client_session() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"{url}/v1/topology") as response:

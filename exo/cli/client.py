@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,28 @@ import aiohttp
 
 from exo.errors import ExoError, PeerUnavailable, error_from_code
 
+API_KEY = "EXO_API_KEY"
+"""The environment variable with the key of a node that wants one."""
+
+
+def session(timeout: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientSession:
+    """For requests to the node on this machine."""
+    key = os.environ.get(API_KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(
+        timeout=timeout or aiohttp.ClientTimeout(total=300), headers=headers
+    )
+
 
 @dataclass(frozen=True)
 class ChatEvent:
-    """A piece of text, or what the answer is waiting for, or the numbers at the end."""
+    """A piece of text or of a thought, or what the answer is waiting for, or the numbers at the
+    end."""
 
     text: str = ""
     waiting: str = ""
     completion_tokens: int = 0
+    thought: str = ""
 
 
 async def node_at(port: int) -> str | None:
@@ -27,8 +42,8 @@ async def node_at(port: int) -> str | None:
     timeout = aiohttp.ClientTimeout(total=1)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/healthcheck") as response,
+            session(timeout) as opened,
+            opened.get(f"{url}/healthcheck") as response,
         ):
             return url if "node_id" in await response.json() else None
     except (aiohttp.ClientError, TimeoutError, ValueError):
@@ -44,8 +59,11 @@ async def get_json(port: int, path: str) -> Any:
     url = await node_at(port)
     if url is None:
         raise PeerUnavailable(f"no exo node answers on port {port} of this machine; start `exo`")
-    async with aiohttp.ClientSession() as session, session.get(url + path) as response:
-        return await response.json()
+    async with session() as opened, opened.get(url + path) as response:
+        body = await response.json()
+        if response.status != 200:
+            raise _error(body)
+        return body
 
 
 async def stream_chat(url: str, body: dict[str, Any]) -> AsyncGenerator[ChatEvent, None]:
@@ -58,8 +76,8 @@ async def stream_chat(url: str, body: dict[str, Any]) -> AsyncGenerator[ChatEven
     timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(f"{url}/v1/chat/completions", json=body) as response,
+            session(timeout) as opened,
+            opened.post(f"{url}/v1/chat/completions", json=body) as response,
         ):
             if response.status != 200:
                 raise _error(await response.json())
@@ -80,7 +98,8 @@ def _event(line: str) -> ChatEvent | None:
         raise _error(data)
     if data.get("usage"):
         return ChatEvent(completion_tokens=data["usage"]["completion_tokens"])
-    return ChatEvent(text=data["choices"][0]["delta"].get("content", ""))
+    delta = data["choices"][0]["delta"]
+    return ChatEvent(delta.get("content", ""), thought=delta.get("reasoning_content", ""))
 
 
 def _error(body: dict[str, Any]) -> ExoError:

@@ -12,6 +12,7 @@ import aiohttp
 from tqdm import tqdm
 
 from exo.cli.activity_line import LINE_S, activity_line
+from exo.cli.client import session as client_session
 from exo.cli.running_node import run_until_signal, some_node
 from exo.errors import error_from_code
 from exo.models.card import default_model, resolve
@@ -31,7 +32,7 @@ def download(args: argparse.Namespace) -> int:
 async def _download(args: argparse.Namespace) -> int:
     model = args.model or default_model()
     shown = DownloadView(model, by_node=args.all_nodes)
-    async with some_node(args, model) as url, aiohttp.ClientSession() as session:
+    async with some_node(args, model) as url, client_session() as session:
         tasks = TaskOwner("download")
         tasks.background(_watch(session, url, shown), "watch")
         try:

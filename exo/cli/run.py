@@ -59,6 +59,10 @@ async def _answer(url: str, args: argparse.Namespace, messages: list[dict[str, s
             async for event in events:
                 if event.waiting:
                     line.show(event.waiting)
+                if event.thought:  # beside what is asked for: a pipe gets the answer alone
+                    line.clear()
+                    first = first or time.perf_counter()
+                    _say(_dim(event.thought))
                 if event.text:
                     line.clear()
                     first = first or time.perf_counter()
@@ -102,6 +106,10 @@ class _StatusLine:
         if self._shown and sys.stderr.isatty():
             _say("\r\033[2K")
         self._shown = ""
+
+
+def _dim(text: str) -> str:
+    return f"\033[2m{text}\033[0m" if sys.stderr.isatty() else text
 
 
 def _say(text: str) -> None:

@@ -13,10 +13,12 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from exo.api.access import Access
 from exo.api.request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
-from exo.cli.client import node_at
-from exo.cli.settings import node_config
+from exo.cli.client import API_KEY, node_at
+from exo.cli.settings import aliases, api_keys, node_config
+from exo.logs import log_as
 from exo.orchestration.build import build_node
 from exo.orchestration.node import StandardNode
 
@@ -36,8 +38,15 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
         ExoError, OSError: a setting or a port that cannot be.
     """
     node = build_node(node_config(args))
-    defaults = ChatDefaults(args.default_temp, args.max_generate_tokens, args.system_prompt)
-    api = ApiServer(node, ApiConfig(args.chatgpt_api_host, api_port, defaults))
+    defaults = ChatDefaults(
+        args.default_temp, args.max_generate_tokens, args.system_prompt, aliases(args)
+    )
+    keys = api_keys(args)
+    if keys:  # this program's own client is one too
+        os.environ.setdefault(API_KEY, keys[0])
+    access = Access(keys, tuple(args.cors_origin))
+    log_as(args.log_format)
+    api = ApiServer(node, ApiConfig(args.chatgpt_api_host, api_port, defaults, access))
     try:
         await node.start()
         node.api_url = await api.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from exo.errors import InvalidRequest
+from exo.logs import TEXT
 
 DEFAULT_API_PORT = 52415
 
@@ -76,7 +77,7 @@ def set_up_logging() -> None:
     """DEBUG=0 shows warnings, 1 info, 2 to 9 everything; third parties stay at warnings below 9."""
     text = os.environ.get("DEBUG", "0")
     level = int(text) if text.isdigit() else 1
-    logging.basicConfig(format="%(asctime)s %(levelname).1s %(name)s %(message)s")
+    logging.basicConfig(format=TEXT)
     logging.getLogger("exo").setLevel(
         logging.WARNING if level < 1 else logging.INFO if level < 2 else logging.DEBUG
     )
@@ -194,7 +195,68 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     )
     api.add_argument("--max-generate-tokens", type=int, help="longest answer where none is asked")
     api.add_argument("--system-prompt", help="for conversations that bring none")
+    api.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL",
+        help="a further name of a model, like claude-sonnet-4=qwen3-8b; may be repeated",
+    )
+    api.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="wanted of every client, may be repeated; better by file or in EXO_API_KEY, as other "
+        "users of a machine see flags",
+    )
+    api.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="such keys, one a line, # for comments"
+    )
+    api.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="site whose pages may use the API, like http://localhost:3000, * for all; may be "
+        "repeated",
+    )
+    api.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="lines of the log"
+    )
     api.add_argument("--disable-tui", action="store_true", help="plain lines instead of a screen")
+
+
+def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Of the flags, the file and EXO_API_KEY.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or a key is none.
+    """
+    keys = [*args.api_key, os.environ.get("EXO_API_KEY", "")]
+    if args.api_key_file is not None:
+        try:
+            lines = args.api_key_file.expanduser().read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"--api-key-file {args.api_key_file}: {error}") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise InvalidRequest(f"--api-key-file {args.api_key_file} holds no key")
+        keys += found
+    if any(not key.isascii() or " " in key for key in keys):
+        raise InvalidRequest("an API key is of ASCII letters without spaces")
+    return tuple(dict.fromkeys(filter(None, keys)))
+
+
+def aliases(args: argparse.Namespace) -> dict[str, str]:
+    """Raises InvalidRequest for one that is not NAME=MODEL."""
+    found = {}
+    for text in args.alias:
+        name, _, model = text.partition("=")
+        if not name or not model:
+            raise InvalidRequest(f"--alias {text}: expected NAME=MODEL")
+        found[name] = model
+    return found
 
 
 def _folder(path: Path) -> Path:

@@ -109,9 +109,13 @@ def _holds(names: Collection[str]) -> str:
 
 
 def _is_read(path: str) -> bool:
-    """Configuration and tokenizer, whatever they are called; folders hold other formats."""
-    return bool(_SMALL.fullmatch(path)) and not _NOT_READ_EITHER.fullmatch(path)
+    """Configuration and tokenizer, whatever they are called; folders hold other formats, but for
+    what sentence-transformers says of embeddings."""
+    is_small = _SMALL.fullmatch(path) and not _NOT_READ_EITHER.fullmatch(path)
+    return bool(is_small) or path == POOLING
 
+
+POOLING = "1_Pooling/config.json"
 
 _SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)")
 _NOT_READ_EITHER = re.compile(

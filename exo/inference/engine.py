@@ -48,6 +48,14 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def wants_logits(self) -> bool:
+        return self.sampling is not None and not self.sampling.pooling
+
+    @property
+    def pools(self) -> bool:
+        return self.sampling is not None and bool(self.sampling.pooling)
+
 
 class ForwardBatch(msgspec.Struct, frozen=True):
     """One ragged step: slices one after the other, no padding.
@@ -188,8 +196,13 @@ class InferenceEngine(ABC):
     def compute(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
     ) -> npt.NDArray[Any]:
-        """Hidden states [tokens, hidden], or on the last shard float32 logits [sampling slices,
-        vocabulary], one row for the last token of each slice that samples, in order."""
+        """Hidden states [tokens, hidden], or on the last shard float32 logits [slices that want
+        them, vocabulary], one row for the last token of each, in order."""
+
+    @abstractmethod
+    def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
+        """[tokens, hidden] of the step computed last, on the last shard: what its head would read,
+        after the final norm. Only the rows of slices that pool are told right."""
 
     @abstractmethod
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
@@ -248,9 +261,13 @@ class InferenceEngine(ABC):
             if len(history) < part.start:
                 raise cache_miss(part, len(history))
             history[part.start :] = batch.token_ids[rows].tolist()
-            if part.sampling is not None:
+            if part.wants_logits:
                 yield self.sample(shard, logits[row], part, history)
                 row += 1
+            elif part.sampling is not None:
+                states = self.final_states(shard)[rows].astype("<f4")
+                pooled = states.sum(0) if part.sampling.pooling == "mean" else states[-1]
+                yield SampledToken(0, sequence_id=part.sequence_id, vector=pooled.tobytes())
 
     def _release(self, sequence_ids: Sequence[str]) -> None:
         for sequence_id in sequence_ids:

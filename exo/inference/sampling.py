@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -55,6 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """So many are generated before one of `ends` may be."""
     ends: tuple[Index, ...] = ()
     constraint: Constraint | None = None
+    pooling: Literal["", "mean", "last"] = ""
+    """Asks for no token but for the prompt's final hidden states, their mean or the last."""
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -100,6 +102,9 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     sequence_id: str = ""
     forced: tuple[Index, ...] = ()
     refusal: str = ""
+    vector: bytes = b""
+    """Where pooling is asked for, in place of a token: float32 [hidden], little endian, the final
+    hidden states of the step's tokens summed, or those of the last one."""
 
     def of_sequence(self, sequence_id: str) -> SampledToken:
         return msgspec.structs.replace(self, sequence_id=sequence_id)

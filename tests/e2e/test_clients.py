@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anthropic
 import ollama
 import openai
+import pydantic
 import pytest
 from cluster import ExoProcess, cluster
 from hub_server import HubServer
@@ -95,6 +99,174 @@ async def test_completions(node: ExoProcess) -> None:
         assert texts == [two.choices[0].text, two.choices[2].text]
         with pytest.raises(openai.BadRequestError, match="token 70000 is none of this model's"):
             await ai.completions.create(**how, prompt=[70000])
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=6)
+    age: int = pydantic.Field(ge=0, le=99)
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 5},
+        "days": {"type": "integer", "minimum": 1, "maximum": 3},
+    },
+    "required": ["city", "days"],
+}
+FUNCTION = {"name": "get_weather", "description": "Of a city", "parameters": WEATHER}
+TOOL = {"type": "function", "function": FUNCTION}
+
+
+async def test_answers_follow_schemas(node: ExoProcess) -> None:
+    how = {"model": "dummy", "messages": HELLO, "max_tokens": 200}
+    async with openais(node) as ai:
+        parsed = await ai.chat.completions.parse(**how, response_format=Person, n=2)
+        assert all(choice.finish_reason == "stop" for choice in parsed.choices)
+        assert isinstance(parsed.choices[1].message.parsed, Person)
+        for extra, pattern in (
+            ({"guided_regex": "[a-c]{3}"}, "[a-c]{3}"),
+            ({"guided_choice": ["yes", "no"]}, "yes|no"),
+            ({"grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
+        ):
+            told = await ai.chat.completions.create(**how, extra_body=extra)
+            assert re.fullmatch(pattern, told.choices[0].message.content)
+        wizard = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wizard"}}}
+        with pytest.raises(openai.BadRequestError, match="wizard"):
+            await ai.chat.completions.create(**how, response_format=wizard)
+        # A constrained answer beside free ones changes nothing for them.
+        free = await ai.chat.completions.create(**how | {"max_tokens": 30}, temperature=0)
+        beside = await asyncio.gather(
+            ai.chat.completions.create(**how | {"max_tokens": 30}, temperature=0),
+            ai.chat.completions.create(**how, extra_body={"guided_regex": "[a-z]{90}"}),
+        )
+        assert beside[0].choices[0].message.content == free.choices[0].message.content
+
+
+async def test_openais_tools(node: ExoProcess) -> None:
+    how = {"model": "dummy", "messages": HELLO, "max_tokens": 300, "tools": [TOOL]}
+    how |= {"temperature": 0, "parallel_tool_calls": False, "tool_choice": "required"}
+    async with openais(node) as ai:
+        whole = await ai.chat.completions.create(**how)
+        choice = whole.choices[0]
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert 1 <= json.loads(call.function.arguments)["days"] <= 3
+        async with ai.chat.completions.stream(**how) as stream:
+            async for event in stream:
+                assert event.type != "content.delta" or not event.delta
+            final = await stream.get_final_completion()
+        streamed = final.choices[0].message.tool_calls[0]
+        assert streamed.function.arguments == call.function.arguments
+        # The loop goes on with the result.
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        more = [*HELLO, choice.message.model_dump(exclude_none=True), result]
+        after = how | {"messages": more, "tool_choice": "auto", "max_tokens": 5}
+        assert (await ai.chat.completions.create(**after)).choices[0].message.content
+        named = how | {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+        assert (await ai.chat.completions.create(**named)).choices[0].message.tool_calls
+        nobody = {"type": "function", "function": {"name": "nobody"}}
+        with pytest.raises(openai.BadRequestError, match="nobody"):
+            await ai.chat.completions.create(**how | {"tool_choice": nobody})
+
+
+async def test_openais_responses(node: ExoProcess) -> None:
+    how = {"model": "dummy", "max_output_tokens": 300}
+    tool = {"type": "function", "strict": True, **FUNCTION}
+    async with openais(node) as ai:
+        first = await ai.responses.create(**how | {"max_output_tokens": 8}, input="hello")
+        assert (first.status, first.usage.output_tokens) == ("incomplete", 8)
+        assert first.incomplete_details.reason == "max_output_tokens"
+        second = await ai.responses.create(
+            **how | {"max_output_tokens": 8}, input="more", previous_response_id=first.id
+        )
+        assert second.usage.input_tokens > first.usage.input_tokens + len(first.output_text)
+        assert (await ai.responses.retrieve(second.id)).output_text == second.output_text
+        await ai.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            await ai.responses.retrieve(second.id)
+        parsed = await ai.responses.parse(**how, input="hello", text_format=Person)
+        assert isinstance(parsed.output_parsed, Person)
+        calls = how | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+        numbers, kinds = [], []
+        async with ai.responses.stream(**calls, input="hello") as stream:
+            async for event in stream:
+                numbers.append(event.sequence_number)
+                kinds.append(event.type)
+            final = await stream.get_final_response()
+        assert numbers == [*range(len(numbers))]
+        assert kinds[:3] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+        ]
+        assert kinds[-1] == "response.completed"
+        (call,) = final.output
+        assert call.name == "get_weather" and json.loads(call.arguments)
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        asked = [{"role": "user", "content": "hello"}, call.model_dump(exclude_none=True), result]
+        went_on = await ai.responses.create(**how | {"max_output_tokens": 5}, input=asked)
+        assert went_on.output_text
+        with pytest.raises(openai.BadRequestError, match="background"):
+            await ai.responses.create(**how, input="hello", background=True)
+
+
+async def test_openais_embeddings(node: ExoProcess) -> None:
+    async with openais(node) as ai:
+        several = await ai.embeddings.create(model="dummy", input=["one", "two" * 100])
+        for one in several.data:
+            assert sum(x * x for x in one.embedding) == pytest.approx(1)
+        plain = await ai.embeddings.create(model="dummy", input="one", encoding_format="float")
+        assert plain.data[0].embedding == pytest.approx(several.data[0].embedding)
+        assert several.usage.prompt_tokens == 303
+        cut = await ai.embeddings.create(model="dummy", input="one", dimensions=2)
+        assert len(cut.data[0].embedding) == 2
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            await ai.embeddings.create(model="dummy", input="one", dimensions=99)
+        with pytest.raises(openai.BadRequestError, match="input"):
+            await ai.embeddings.create(model="dummy", input=["x" * 5000])
+    async with ollamas(node) as other:
+        theirs = await other.embed("dummy", ["one"])
+        assert list(theirs.embeddings[0]) == pytest.approx(plain.data[0].embedding)
+
+
+async def test_anthropics_tools(node: ExoProcess) -> None:
+    tool = {"name": "get_weather", "description": "Of a city", "input_schema": WEATHER}
+    how = {"model": "dummy", "max_tokens": 300, "messages": HELLO, "tools": [tool]}
+    how["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
+    async with anthropics(node) as ai:
+        whole = await ai.messages.create(**how)
+        (used,) = whole.content
+        assert whole.stop_reason == "tool_use" and 1 <= used.input["days"] <= 3
+        async with ai.messages.stream(**how) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_message()
+        assert final.content[0].input == used.input and final.stop_reason == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": used.id, "content": "sunny"}
+        more = [
+            *HELLO,
+            {"role": "assistant", "content": [used.model_dump(exclude_none=True)]},
+            {"role": "user", "content": [result]},
+        ]
+        after = how | {"messages": more, "tool_choice": {"type": "auto"}, "max_tokens": 5}
+        assert (await ai.messages.create(**after)).content[0].type == "text"
+
+
+async def test_ollamas_formats_and_tools(node: ExoProcess) -> None:
+    async with ollamas(node) as ai:
+        options = {"num_predict": 200, "temperature": 0}
+        schema = Person.model_json_schema()
+        told = await ai.chat("dummy", HELLO, format=schema, options=options)
+        Person.model_validate_json(told.message.content)
+        call = {"function": {"name": "get_weather", "arguments": {"city": "Bern", "days": 1}}}
+        more = [
+            *HELLO,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_name": "get_weather", "content": "sunny"},
+        ]
+        after = await ai.chat("dummy", more, tools=[TOOL], options=options | {"num_predict": 5})
+        assert after.message.content
 
 
 async def test_anthropics_client(node: ExoProcess) -> None:

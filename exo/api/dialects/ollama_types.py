@@ -14,7 +14,7 @@ from exo.api.bodies import Body
 from exo.api.dialects.openai_request import chosen_tools, made_call, tool_of
 from exo.api.dialects.openai_types import CalledFunction, Function
 from exo.api.request import ChatDefaults, ChatRequest, Message, Thinking
-from exo.api.sampling_fields import SAMPLING, StopTexts, sampling_params, stop_texts
+from exo.api.sampling_fields import SAMPLING, Count, StopTexts, sampling_params, stop_texts
 from exo.errors import InvalidRequest
 from exo.models import grammar
 
@@ -95,6 +95,26 @@ class GenerateBody(AnswerBody, kw_only=True):
     steps: Any = None
 
 
+class EmbedBody(Body, kw_only=True):
+    """POST /api/embed."""
+
+    model: str
+    input: str | list[str]
+    dimensions: Count | None = None
+    truncate: Any = None
+    options: Any = None
+    keep_alive: Any = None
+
+
+class EmbeddingsBody(Body, kw_only=True):
+    """POST /api/embeddings, the older one."""
+
+    model: str
+    prompt: str
+    options: Any = None
+    keep_alive: Any = None
+
+
 class ModelBody(Body, kw_only=True):
     """What names a model: show, pull, delete."""
 
@@ -105,9 +125,12 @@ class ModelBody(Body, kw_only=True):
     verbose: Any = None
 
 
-def model_name(body: AnswerBody | ModelBody, defaults: ChatDefaults) -> str:
+def model_name(
+    body: AnswerBody | ModelBody | EmbedBody | EmbeddingsBody, defaults: ChatDefaults
+) -> str:
     """Clients add the tag ":latest" to names without one."""
-    return defaults.model((body.model or body.name or "").removesuffix(":latest"))
+    name = body.model or getattr(body, "name", None) or ""
+    return defaults.model(name.removesuffix(":latest"))
 
 
 def answer_request(

@@ -115,7 +115,7 @@ class CPUEngine(InferenceEngine):
         if shard in self._on_mlx:
             return self._mlx.compute(shard, batch, hidden_states)
         slices = [
-            native.Slice(part.sequence_id, part.start, part.length, part.sampling is not None)
+            native.Slice(part.sequence_id, part.start, part.length, part.wants_logits)
             for part in batch.slices
         ]
         rows = None
@@ -130,6 +130,11 @@ class CPUEngine(InferenceEngine):
             raise Overloaded(f"{error}; try again when other answers have ended") from error
         except IndexError as error:
             raise EngineFailed(f"the step holds a {error}") from error
+
+    def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
+        if shard in self._on_mlx:
+            return self._mlx.final_states(shard)
+        return self._models[shard].final_states()
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         for model in self._models.values():

@@ -73,6 +73,7 @@ class DummyEngine(InferenceEngine):
         super().__init__()
         self._faults = faults or Faults.parse(os.environ.get("EXO_DUMMY_FAULTS", ""))
         self._caches: dict[tuple[Shard, str], list[int]] = {}
+        self._final = np.zeros((0, HIDDEN), np.float32)
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         return ModelDescription(
@@ -116,12 +117,13 @@ class DummyEngine(InferenceEngine):
             cache[part.start :] = states[rows, 0].astype(int).tolist()
             states[rows, 1] = np.arange(part.start, part.end)
             states[rows, 2] += shard.layer_count
-            if shard.is_last and part.sampling is not None:
+            if shard.is_last and part.wants_logits:
                 assert states[rows.stop - 1, 2] == N_LAYERS, "a layer was skipped or run twice"
                 row = np.zeros(VOCABULARY, np.float32)
                 row[_LETTERS[sum(cache) * (part.end + 7) % len(_LETTERS)]] = 10.0
                 logits.append(row)
         if shard.is_last:
+            self._final = states
             return np.stack(logits) if logits else np.zeros((0, VOCABULARY), np.float32)
         # float64 does not travel: the tensor codec refuses it.
         return states.astype(np.float64) if self._faults.hit("encode") else states
@@ -135,6 +137,9 @@ class DummyEngine(InferenceEngine):
 
     def tokenizer_of(self, model_id: str) -> Tokenizer:
         return ByteTokenizer()
+
+    def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
+        return self._final
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)

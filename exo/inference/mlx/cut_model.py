@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from exo.errors import ModelUnsupported
+from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.absent import classes_without, depend_on_absent
 from exo.inference.mlx.boundary import Boundary
@@ -171,22 +171,31 @@ class CutModel:
         caches: list[Any],
         *,
         want_logits: bool,
+        want_states: bool = False,
     ) -> mx.array | None:
         """Run layers [start, end) over one sequence's tokens, lazily.
 
         token_ids: int32 [tokens]. rows: what the shard before sent, [tokens, features], None on
         the first shard. Returns [tokens, features], on the last shard logits [vocabulary] of the
-        last token, or None there if they are not wanted. `caches` advance by the tokens.
+        last token, or None there if they are not wanted, or where `want_states` what its head
+        would read, [tokens, hidden]. `caches` advance by the tokens.
+
+        Raises:
+            InvalidRequest: states are wanted of an architecture whose class has no part without
+                the head.
         """
         cut = self._cut
         cut.start, cut.end = start, end
         cut.received = self.boundaries[start - 1].unpack(rows) if rows is not None else None
-        cut.keep_last = 1 if want_logits else 0
+        cut.keep_last = token_ids.size if want_states else 1 if want_logits else 0
         cut.used_caches = set()
         result: mx.array | None
         try:
-            logits = self.model(token_ids[None], cache=caches)
-            result = logits[0, -1] if want_logits else None
+            if want_states and end == self.n_layers:
+                result = self._headless()(token_ids[None], cache=caches)[0]
+            else:
+                logits = self.model(token_ids[None], cache=caches)
+                result = logits[0, -1] if want_logits else None
         except _Left as left:
             result = self.boundaries[end - 1].pack(left.returned) if end < self.n_layers else None
         finally:
@@ -195,6 +204,18 @@ class CutModel:
             if not cut.passive and id(cache_leaf) not in cut.used_caches:
                 kv.advance(cache_leaf, token_ids.size)
         return result
+
+    def _headless(self) -> Any:
+        """What mlx-lm's classes call `model`: everything below the head."""
+        inner = getattr(self.model, "language_model", self.model)
+        inner = getattr(inner, "model", None)
+        if inner is None:
+            raise InvalidRequest(
+                f"embeddings are not to be had of {self.model_type}: its class has no part without "
+                "the head",
+                param="model",
+            )
+        return inner
 
     def _trace(self) -> tuple[list[Boundary], frozenset[int] | None, str]:
         """Run the whole model twice on a few tokens, lazily, and watch what passes between layers.

@@ -72,6 +72,8 @@ class MLXEngine(InferenceEngine):
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._loaded: dict[str, _Loaded] = {}
         self._sequences: dict[tuple[Shard, str], _SequenceCache] = {}
+        self._final: list[tuple[slice, mx.array]] = []
+        """Of the step computed last: rows of the slices that pool, and their final states."""
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         model = self._cut_model(path)
@@ -178,6 +180,7 @@ class MLXEngine(InferenceEngine):
         model = self._loaded[shard.model_id].model
         outputs: list[mx.array] = []
         states: list[mx.array] = []
+        self._final = []
         for part, rows in batch:
             sequence = self._at_start(shard, part, model)
             received = None if hidden_states is None else _to_mlx(hidden_states[rows])
@@ -187,18 +190,29 @@ class MLXEngine(InferenceEngine):
                 mx.array(batch.token_ids[rows]),
                 received,
                 sequence.caches,
-                want_logits=part.sampling is not None,
+                want_logits=part.wants_logits,
+                want_states=part.pools,
             )
             sequence.length = part.end
             states += kv.arrays(sequence.caches)
-            if output is not None:
+            if part.pools and shard.is_last:
+                assert output is not None
+                self._final.append((rows, output))
+            elif output is not None:
                 outputs.append(output)
-        mx.eval(outputs, states)
+        mx.eval(outputs, states, [final for _, final in self._final])
         if shard.is_last:
             if not outputs:
                 return np.zeros((0, 0), np.float32)
             return np.stack([np.array(logits.astype(mx.float32)) for logits in outputs])
         return _to_numpy(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
+
+    def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
+        parts = [(rows, np.array(final.astype(mx.float32))) for rows, final in self._final]
+        found = np.zeros((max(rows.stop for rows, _ in parts), parts[0][1].shape[1]), np.float32)
+        for rows, final in parts:
+            found[rows] = final
+        return found
 
     def _at_start(self, shard: Shard, part: Slice, model: CutModel) -> _SequenceCache:
         """The sequence's cache, truncated to the slice's start."""

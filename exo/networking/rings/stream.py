@@ -43,6 +43,7 @@ class RingStream:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()  # over all that follows
         self._wire = GrpcWire(self, is_client=True)
+        self.sent_bytes = 0
         self._is_blocked = False  # the loop waits until the socket takes more
         self._late: asyncio.TimerHandle | None = None
         self._answered: asyncio.Future[None] = self._loop.create_future()
@@ -122,6 +123,7 @@ class RingStream:
         except OSError as error:
             tell(self._loop, self._cut, str(error))
             return
+        self.sent_bytes += sent
         del outgoing[:sent]
         if outgoing:
             self._is_blocked = True

@@ -53,6 +53,11 @@ class Rank:
         self._busy_poll = BusyPoll()
         self._tasks = TaskOwner(f"rank {self.shard}")
 
+    @property
+    def sent_bytes(self) -> int:
+        """Over the link to the next member."""
+        return 0 if self._link is None else self._link.sent_bytes
+
     def start(self) -> None:
         if self._link is not None:
             self._tasks.background(self._watch(self._link), "watch link")
@@ -80,7 +85,9 @@ class Rank:
             self._last_step = frame.number
             self._busy_poll.end()
             for part in frame.batch.slices:
-                self._live.add(part.sequence_id)
+                if part.sequence_id not in self._live:
+                    self._live.add(part.sequence_id)
+                    logger.info("%s: sequence %s begins", self.shard, part.sequence_id)
             logger.debug(
                 "%s runs step %d of %d tokens", self.shard, frame.number, len(frame.batch.token_ids)
             )

@@ -16,7 +16,7 @@ from exo.networking.calls.messages import GenerationEvent, GenerationRequest, St
 from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.rings.frames import Frame, StepResult
 from exo.orchestration.serving.rank import Rank
-from exo.orchestration.serving.scheduler import Scheduler
+from exo.orchestration.serving.scheduler import Load, Scheduler
 from exo.shard import RingPlan, Shard
 from exo.tasks import TaskOwner
 
@@ -80,6 +80,21 @@ class Rings:
         for shard in self._shards:
             by_model[shard.model_id].add(shard)
         return {name: self._descriptions[name].bytes_of(s) for name, s in by_model.items()}
+
+    def loads(self) -> dict[str, list[Load]]:
+        """By model what the schedulers of its plans hold and have done."""
+        by_model: dict[str, list[Load]] = defaultdict(list)
+        for scheduler in self._schedulers.values():
+            by_model[scheduler.plan.model_id].append(scheduler.load)
+        return by_model
+
+    def sent_bytes(self) -> dict[str, int]:
+        """By node what was sent to it over the rings that are open."""
+        by_node: dict[str, int] = defaultdict(int)
+        for rank in self._ranks.values():
+            if len(rank.plan.members) > 1:
+                by_node[rank.plan.next_after(self._node_id)] += rank.sent_bytes
+        return by_node
 
     async def join(
         self, plan: RingPlan, description: ModelDescription, path: Path, on_progress: OnProgress

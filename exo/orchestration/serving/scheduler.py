@@ -52,6 +52,16 @@ class _Flight(msgspec.Struct, frozen=True):
     deadline: float  # of the event loop's clock
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Sequences that a scheduler holds now, and the steps it has had done, with the time between
+    their leaving and their coming back."""
+
+    running: int
+    waiting: int
+    steps: int
+    step_seconds: float
+
+
 class Scheduler:
     """As many steps are in flight as the ring has members. Each holds one token of its share of the
     decoding sequences, and at most one chunk of one prompt.
@@ -84,6 +94,12 @@ class Scheduler:
         self._chunk = PREFILL_CHUNK if self._depth == 1 else RING_PREFILL_CHUNK
         self._ended: ExoError | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._done = 0
+        self._done_seconds = 0.0
+
+    @property
+    def load(self) -> Load:
+        return Load(len(self._running), len(self._waiting), self._done, self._done_seconds)
 
     @property
     def sequence_count(self) -> int:
@@ -211,6 +227,9 @@ class Scheduler:
             if flight is None:
                 continue
             if isinstance(outcome, StepResult):
+                begun = flight.deadline - self._step_timeout_s
+                self._done += 1
+                self._done_seconds += asyncio.get_running_loop().time() - begun
                 self._take(flight, outcome)
             else:
                 self._fail(flight, outcome.error)

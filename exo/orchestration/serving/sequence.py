@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+import numpy.typing as npt
+
 from exo.errors import ExoError
 from exo.inference.constrained import MAX_FORCED
 from exo.inference.engine import Slice
@@ -25,6 +28,7 @@ class Sequence:
         self.attempt = 0
         self.cache_misses = 0
         self.done = False
+        self._pooled: npt.NDArray[np.float32] | None = None
         self._events: asyncio.Queue[GenerationEvent | ExoError] = asyncio.Queue()
 
     @property
@@ -57,23 +61,26 @@ class Sequence:
         runs, so a sequence's arithmetic does not depend on its company."""
         start = self.scheduled
         end = min(len(self.tokens), (start // chunk + 1) * chunk)
-        last = end == len(self.tokens)
+        asks = end == len(self.tokens) or self.request.sampling.pooling
         return Slice(
             self.id,
             start,
             end - start,
-            self.request.sampling if last else None,
+            self.request.sampling if asks else None,
             len(self.request.prompt),
         )
 
     def begin_again(self) -> None:
         """Forget what was computed; what is still in flight belongs to an earlier attempt."""
         self.scheduled = self.in_flight = 0
+        self._pooled = None
         self.attempt += 1
 
     def add(self, sampled: SampledToken) -> list[GenerationEvent]:
         """Take a sampled token and those it forces; ends the sequence on an end token or at its
         length. Whoever reads the events is to be told those returned."""
+        if self.request.sampling.pooling:
+            return self._pool(sampled)
         events: list[GenerationEvent] = []
         for token in (sampled, *(SampledToken(i, sequence_id=self.id) for i in sampled.forced)):
             if token.token_id in self.request.eos_token_ids:
@@ -85,6 +92,20 @@ class Sequence:
                 return [*events, GenerationEvent(token, finish_reason="length")]
             events.append(GenerationEvent(token))
         return events
+
+    def _pool(self, sampled: SampledToken) -> list[GenerationEvent]:
+        """Take the final states of another chunk of the prompt; with the last one all are here."""
+        states = np.frombuffer(sampled.vector, "<f4")
+        how = self.request.sampling.pooling
+        if self._pooled is None or how == "last":
+            self._pooled = states
+        else:
+            self._pooled = self._pooled + states
+        if self.in_flight or self._unscheduled:
+            return []
+        self.done = True
+        pooled = self._pooled / len(self.tokens) if how == "mean" else self._pooled
+        return [GenerationEvent(SampledToken(0, vector=pooled.tobytes()), finish_reason="stop")]
 
     def tell(self, event: GenerationEvent | ExoError) -> None:
         """Wake whoever waits for the next event."""

@@ -12,7 +12,8 @@ from exo.inference.cpu.engine import CPUEngine
 from exo.inference.dummy.engine import DummyEngine, Faults
 from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
 from exo.inference.mlx.engine import MLXEngine
-from exo.inference.sampling import SamplingParams
+from exo.inference.sampling import Constraint, SamplingParams
+from exo.models.grammar import of_choices
 from exo.shard import Shard
 
 GREEDY = SamplingParams(temperature=0)
@@ -144,3 +145,50 @@ async def test_a_checkpoint_no_class_fits_is_refused_by_name(tmp_path: Path) -> 
         with pytest.raises((ModelUnsupported, EngineFailed)):
             await engine.describe("m", tmp_path)
     await engine.close()
+
+
+def pooled(start: int, tokens: list[int], sequence: str, how: str) -> ForwardBatch:
+    sampling = SamplingParams(pooling=how)  # type: ignore[arg-type]
+    piece = Slice(sequence, start, len(tokens), sampling)
+    other = Slice(f"{sequence}-other", 0, 2, GREEDY)
+    ids = np.array([*tokens, 3, 4], np.int32)
+    return ForwardBatch((piece, other), ids)
+
+
+@pytest.mark.parametrize("how", ["mean", "last"])
+async def test_final_states_are_pooled_beside_others_who_sample(loaded: tuple, how: str) -> None:
+    engine, shard = loaded
+    whole = (await engine.forward(shard, pooled(0, [5, 6, 7, 8], "s", how), None)).tokens
+    first = (await engine.forward(shard, pooled(0, [5, 6, 7], "t", how), None)).tokens
+    second = (await engine.forward(shard, pooled(3, [8], "t", how), None)).tokens
+    vectors = [np.frombuffer(tokens[0].vector, "<f4") for tokens in (whole, first, second)]
+    parts = vectors[1] + vectors[2] if how == "mean" else vectors[2]
+    np.testing.assert_allclose(vectors[0], parts, rtol=0.02, atol=0.02)
+    assert np.abs(vectors[0]).sum() > 0
+    # Whoever else is in the step samples as alone.
+    alone = await tokens_of(engine, shard, part(0, [3, 4], "alone"))
+    assert whole[1].token_id == alone[0] and not whole[1].vector
+
+
+async def test_engines_agree_on_final_states(folder: Path) -> None:
+    found = []
+    for engine in (MLXEngine(), CPUEngine()):
+        description = await engine.describe("m", folder)
+        shard = Shard("m", 0, description.n_layers, description.n_layers)
+        await engine.load(shard, folder, lambda done, total: None)
+        tokens = (await engine.forward(shard, pooled(0, [5, 6, 7, 8], "s", "mean"), None)).tokens
+        found.append(np.frombuffer(tokens[0].vector, "<f4"))
+        await engine.close()
+    mlx, cpu = (vector / np.linalg.norm(vector) for vector in found)
+    assert mlx @ cpu > 0.999
+
+
+async def test_a_constraint_holds_at_the_tail(loaded: tuple) -> None:
+    engine, shard = loaded
+    if engine.name != "dummy":  # whose tokenizer is there without a file
+        return
+    yes = SamplingParams(temperature=0, constraint=Constraint(of_choices(["yes"])))
+    ids = np.array([5, 6], np.int32)
+    batch = ForwardBatch((Slice("s", 0, 2, yes, 2),), ids)
+    (token,) = (await engine.forward(shard, batch, None)).tokens
+    assert bytes([token.token_id, *token.forced]) == b"yes"

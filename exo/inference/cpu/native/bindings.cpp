@@ -120,6 +120,16 @@ nb::ndarray<nb::numpy, float> forward(Model& model, const std::vector<Slice>& sl
   return as_array(std::move(out), static_cast<size_t>(out_rows), static_cast<size_t>(width));
 }
 
+nb::ndarray<nb::numpy, float> final_states(const Model& model) {
+  std::vector<float> out(static_cast<size_t>(model.rows() * model.spec().hidden));
+  {
+    nb::gil_scoped_release released;
+    model.final_states(out.data());
+  }
+  return as_array(std::move(out), static_cast<size_t>(model.rows()),
+                  static_cast<size_t>(model.spec().hidden));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -212,6 +222,7 @@ NB_MODULE(_native, m) {
       .def_rw("head", &Model::head)
       .def_rw("final_norm", &Model::final_norm)
       .def("forward", &forward, nb::arg("slices"), nb::arg("tokens"), nb::arg("hidden").none())
+      .def("final_states", &final_states)
       .def("release", &Model::release, nb::arg("sequence"),
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("sequences", &Model::sequences)

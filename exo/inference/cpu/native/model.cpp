@@ -410,6 +410,14 @@ void Model::experts(const Layer& layer) {
   });
 }
 
+void Model::final_states(float* out) const {
+  const KernelTable& k = kernels();
+  each_row(rows_, [&](int64_t row) {
+    k.rms_norm(x_.data() + row * spec_.hidden, final_norm.data(), out + row * spec_.hidden,
+               spec_.hidden, spec_.norm_eps);
+  });
+}
+
 void Model::logits(const std::vector<Slice>& slices, float* out) {
   const KernelTable& k = kernels();
   std::vector<int64_t> last;

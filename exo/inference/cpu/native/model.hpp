@@ -82,9 +82,13 @@ class Model {
   // vocabulary]. Throws CacheMissError, CacheFullError, std::out_of_range (a token id).
   void forward(const std::vector<Slice>& slices, const int32_t* tokens, const float* hidden,
                float* out);
+  // What the head would read of the step computed last: x after the final norm, float32
+  // [rows, hidden]. Last shard only.
+  void final_states(float* out) const;
   void release(const std::string& sequence);
 
   const Spec& spec() const { return spec_; }
+  int64_t rows() const { return rows_; }  // of the step computed last
   int64_t sequences() const { return cache_ ? cache_->sequences() : 0; }
   int64_t cache_bytes() const { return cache_ ? cache_->used_bytes() : 0; }
 
