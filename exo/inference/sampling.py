@@ -137,8 +137,9 @@ def sample(
         return SampledToken(likeliest)
     scores = _penalized(raw, params, history, prompt_length)
     if allowed is not None:
-        scores[: len(allowed)][~allowed[: len(scores)]] = -np.inf
-        scores[len(allowed) :] = -np.inf
+        known = min(len(allowed), len(scores))
+        np.copyto(scores[:known], -np.inf, where=~allowed[:known])
+        scores[known:] = -np.inf
     if params.temperature == 0:
         token_id = int(scores.argmax())
     else:
@@ -179,26 +180,58 @@ def _penalized(
     return scores
 
 
+_CUTS = (1e-3, 1e-6, 0.0)
+"""Tokens this much less likely than the likeliest are left out of sorting at first, which for all
+of a vocabulary takes longer than to compute the logits of a small model."""
+
+
 def _draw(scores: npt.NDArray[np.float32], params: SamplingParams, position: int) -> int:
     """Inverse transform sampling over the tokens that survive the filters, likeliest first."""
-    order = np.argsort(-scores, kind="stable")
-    if params.top_k:
-        order = order[: params.top_k]
-    scaled = scores[order].astype(np.float64) / params.temperature
-    weights = np.exp(scaled - scaled[0])
-    weights /= weights.sum()
-    if params.top_p < 1:
-        # The token that crosses the threshold belongs to the nucleus.
-        kept = int(np.searchsorted(np.cumsum(weights), params.top_p)) + 1
-        order, weights = order[:kept], weights[:kept]
-    if params.min_p > 0:
-        kept = int(np.count_nonzero(weights >= params.min_p * weights[0]))
-        order, weights = order[:kept], weights[:kept]
-    cumulative = np.cumsum(weights)
+    scaled = scores.astype(np.float64) / params.temperature
+    weights = np.exp(scaled - scaled.max())
+    total = float(weights.sum())
     # A counter-based generator: the draw depends on (seed, position) and on nothing before it.
     uniform = np.random.Generator(np.random.Philox(key=params.seed, counter=position)).random()
-    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return int(order[min(index, len(order) - 1)])
+    for cut in _CUTS:
+        order = np.flatnonzero(weights >= cut)
+        order = order[np.argsort(-scores[order], kind="stable")]
+        cumulative = np.cumsum(weights[order])
+        kept = _survivors(weights[order], cumulative, total, params, is_all=cut == 0)
+        # Where the filters keep tokens beyond the cut, the draw may still fall before it.
+        reach = uniform * (total if kept is None else float(cumulative[kept - 1]))
+        if kept is None and (params.top_p < 1 or params.min_p > 0 or cumulative[-1] <= reach):
+            continue
+        index = int(np.searchsorted(cumulative, reach, side="right"))
+        return int(order[min(index, (kept or len(order)) - 1)])
+    raise AssertionError("the last cut leaves nothing out")
+
+
+def _survivors(
+    weights: npt.NDArray[np.float64],
+    cumulative: npt.NDArray[np.float64],
+    total: float,
+    params: SamplingParams,
+    *,
+    is_all: bool,
+) -> int | None:
+    """How many of the likeliest tokens the filters keep; None if there may be more of them than the
+    `weights` at hand, likeliest first."""
+    kept, known = len(weights), is_all
+    if params.top_k:
+        if params.top_k > kept and not is_all:
+            return None
+        kept, known = min(kept, params.top_k), True
+        total = float(cumulative[kept - 1])
+    if params.top_p < 1:
+        # The token that crosses the threshold belongs to the nucleus.
+        nucleus = int(np.searchsorted(cumulative[:kept], params.top_p * total)) + 1
+        known = known or nucleus <= kept
+        kept = min(kept, nucleus)
+    if params.min_p > 0:
+        likely = int(np.count_nonzero(weights[:kept] >= params.min_p * weights[0]))
+        known = known or likely < kept
+        kept = likely
+    return kept if known else None
 
 
 def _with_logprobs(token_id: int, raw: npt.NDArray[np.float32], top: int) -> SampledToken:
