@@ -102,7 +102,8 @@ def without_tools(messages: list[Message], tools: Sequence[Tool]) -> list[Messag
             )
         elif calls := message.get("tool_calls"):
             written = [f"<tool_call>\n{_written(call)}\n</tool_call>" for call in calls]
-            told.append({**message, "content": "\n".join(filter(None, [content, *written]))})
+            text = "\n".join(filter(None, [content, *written]))
+            told.append({"role": "assistant", "content": text})
         else:
             told.append(message)
     if not tools:

@@ -49,14 +49,15 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation, up to where the assistant begins to answer, or with
         `continues` to the end of its last message. Where the template takes one system message
-        only, or none, those that are there are put together, or before the first of the user's.
+        only, or none, those that are there are put together, or before the first of the user's;
+        where it takes arguments of calls as texts, they are.
 
         Raises:
             InvalidRequest: the template refuses the conversation, or is never done with it.
         """
         given = {"add_generation_prompt": not continues, **self._names, **more}
         refused: InvalidRequest | None = None
-        for shape in (list, _one_system, _no_system):
+        for shape in (list, _one_system, _no_system, _arguments_as_text):
             shaped = shape(messages)
             if refused is not None and shaped == list(messages):
                 continue
@@ -111,6 +112,22 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+
+def _arguments_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Calls whose arguments are JSON in a text, as OpenAI writes them and few templates expect."""
+
+    def told(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        text = _to_json(function["arguments"])
+        return {**call, "function": {**function, "arguments": text}}
+
+    return [
+        {**one, "tool_calls": [told(call) for call in one["tool_calls"]]}
+        if one.get("tool_calls")
+        else one
+        for one in messages
+    ]
 
 
 def _one_system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

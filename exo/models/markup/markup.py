@@ -139,7 +139,7 @@ def markup_of(template: str, special: Mapping[str, int], known: Mapping[str, int
         thinking = next((pair for pair in _THINKING if all(one in known for one in pair)), None)
     knows_tools = re.search(r"\btools\b", template) is not None
     calls = format_of(template) if knows_tools else None
-    if calls is None and knows_tools and "<|tool_call_start|>" in known:
-        calls = format_of("<|tool_call_start|>")
+    if calls is None and knows_tools:  # a template that lists tools, over tokens that tell the rest
+        calls = format_of(" ".join(known))
     # A template that lists tools in a format nobody here reads is better asked for one that is.
     return Markup(thinking, calls or hermes(), calls is not None, special)

@@ -1,0 +1,85 @@
+"""What templates in the world do with conversations: one system message, none, arguments as texts;
+and templates that mean harm."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from exo.errors import InvalidRequest
+from exo.models import chat_template
+from exo.models.chat_template import ChatTemplate
+
+USER = {"role": "user", "content": "hi"}
+
+
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def render(source: str, *messages: dict[str, Any]) -> str:
+    return ChatTemplate(source, {}).render(messages)
+
+
+EACH = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('first only') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+    "{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+
+
+def test_system_messages_go_where_the_template_takes_them() -> None:
+    messages = (system("A"), USER, system("B"), USER)
+    assert render(EACH, *messages) == "system:A;user:hi;system:B;user:hi;"
+    assert render(ONE_SYSTEM, *messages) == "system:A\n\nB;user:hi;user:hi;"
+    assert render(NO_SYSTEM, *messages) == "user:A\n\nB\n\nhi;user:hi;"
+    assert render(NO_SYSTEM, system("A")) == "user:A;"
+    with pytest.raises(InvalidRequest, match="never"):
+        render("{{ raise_exception('never') }}", *messages)
+
+
+def test_arguments_are_what_the_template_takes() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    made = {"role": "assistant", "content": "", "tool_calls": [call]}
+    as_object = (
+        "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"
+    )
+    as_text = "{% for c in messages[0].tool_calls %}{{ '' + c.function.arguments }}{% endfor %}"
+    assert render(as_object, made) == render(as_text, made) == '{"x": 1}'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 999999999 }}",
+        "{{ 9 ** 99999999 }}",
+        "{% for a in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_means_harm_is_ended(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.3)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            render(source, USER)
+        except InvalidRequest as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and failed
+
+
+def test_the_sandbox_holds() -> None:
+    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"):
+        with pytest.raises(InvalidRequest):
+            render(source, USER)
