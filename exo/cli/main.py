@@ -24,7 +24,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo run MODEL                    a conversation in the terminal
   exo download MODEL               bring a model's files here; goes on where it was stopped
   exo rm MODEL                     delete them; `exo du` tells what they take
-  exo models                       models that can be used, and where their files are
+  exo models [MODEL]               models that can be used, and where their files are; what one is
   exo status                       who is in the cluster, what is loaded where
   exo bench MODEL                  tokens a second on this machine
 
@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     removal.add_argument("model")
     commands.add_parser("du", help="disk that models take")
     models = commands.add_parser("models", help="models that can be used")
+    models.add_argument("model", nargs="?", help="what is known of one whose files are here")
     models.add_argument("--all", action="store_true", help="also those whose files are not here")
 
     status = commands.add_parser("status", help="the cluster as the node on this machine sees it")
@@ -157,9 +158,9 @@ def _command(args: argparse.Namespace) -> int:
 
         return remove(args) if args.command == "rm" else show_usage(args)
     if args.command == "models":
-        from exo.cli.models import show_models
+        from exo.cli.models import show_model, show_models
 
-        return show_models(args)
+        return show_models(args) if args.model is None else show_model(args)
     if args.command == "status":
         from exo.cli.status import show_status
 

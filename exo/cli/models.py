@@ -16,8 +16,8 @@ from exo.cli.client import get_json
 from exo.cli.settings import home
 from exo.download.hub_cache import cache_folder
 from exo.download.store import ModelStore, default_sources
-from exo.errors import PeerUnavailable
-from exo.models.card import ModelCard, registry
+from exo.errors import ModelNotFound, PeerUnavailable
+from exo.models.card import ModelCard, registry, resolve
 from exo.orchestration.files.usage import Usage
 
 
@@ -54,6 +54,43 @@ def show_models(args: argparse.Namespace) -> int:
             "lists every short name. A local directory or a .gguf file works too.",
             style="dim",
         )
+    return 0
+
+
+def show_model(args: argparse.Namespace) -> int:
+    """What the files of a model here say of it. Raises ModelNotFound if they are not here."""
+    from exo.api.sampling_defaults import sampling_defaults
+    from exo.models.description import context_length, read_config, text_config
+    from exo.models.tokenizer import load_tokenizer
+
+    card, store = resolve(args.model), _store()
+    path = store.find(card.model_id)
+    if path is None:
+        raise ModelNotFound(
+            f"{args.model} is not on this machine; bring it: exo download {args.model}"
+        )
+    config = read_config(path)
+    text = text_config(config)
+    tokenizer = load_tokenizer(str(config.get("model_type")), path)
+    markup = tokenizer.markup
+    said = sampling_defaults(path)
+    listed = ", ".join(f"{name} {value:g}" for name, value in said.items())
+    calls = markup.calls.name if markup.calls else "channels"
+    bits = (config.get("quantization") or {}).get("bits")
+    rows = {
+        "name": card.name,
+        "architecture": str(config.get("model_type")),
+        "layers": str(text.get("num_hidden_layers", "")),
+        "context": f"{context_length(config):,} tokens",
+        "vocabulary": f"{tokenizer.vocabulary_size:,} tokens",
+        "weights": f"{store.size(path) / 1e6:,.0f} MB" + (f", {bits} bits" if bits else ""),
+        "sampling": listed or "not said by its makers: greedy, or --default-temp",
+        "thinks": "yes" if markup.thinks else "no",
+        "tools": f"as {calls}" if markup.knows_tools else f"by convention, as {calls}",
+        "files": str(path),
+    }
+    for name, value in rows.items():
+        print(f"{name:14} {value}")  # noqa: T201
     return 0
 
 

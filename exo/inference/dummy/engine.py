@@ -83,7 +83,7 @@ class DummyEngine(InferenceEngine):
             layer_bytes=(LAYER_BYTES,) * N_LAYERS,
             first_bytes=LAYER_BYTES,
             last_bytes=LAYER_BYTES,
-            context_length=CONTEXT_LENGTH,
+            context_length=int(os.environ.get("EXO_DUMMY_CONTEXT", CONTEXT_LENGTH)),
         )
 
     def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:

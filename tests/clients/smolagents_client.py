@@ -1,0 +1,30 @@
+"""smolagents: its model class over exo, with a tool."""
+# needs: smolagents[openai]==1.26.0
+
+import json
+import os
+
+from smolagents import OpenAIServerModel, tool
+
+URL, MODEL = os.environ["EXO_URL"], os.environ["EXO_MODEL"]
+
+
+@tool
+def weather(days: int) -> str:
+    """The weather of some days.
+
+    Args:
+        days: how many
+    """
+    return "sunny"
+
+
+model = OpenAIServerModel(
+    model_id=MODEL, api_base=f"{URL}/v1", api_key="none", temperature=0, max_tokens=200
+)
+hello = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+text = model.generate(hello, max_tokens=8).content
+parts = "".join(part.content or "" for part in model.generate_stream(hello, max_tokens=8))
+assert parts == text
+said = model.generate(hello, tools_to_call_from=[weather], max_tokens=60)
+print(json.dumps([text, [call.function.name for call in said.tool_calls or []]]))
