@@ -46,8 +46,8 @@ class DownloadRoutes:
         one, model = "/v1/download/{model_id:.+}", "/v1/models/{model_id:.+}"
         return [
             Route("POST", "/v1/download", self.start, "Bring a model's files", DownloadBody),
-            Route("DELETE", one, self.cancel, "Stop a download", statuses=(404,)),
-            Route("DELETE", model, self.remove, "Delete a model's files", statuses=(404,)),
+            Route("DELETE", one, self.cancel, "Stop a download"),
+            Route("DELETE", model, self.remove, "Delete a model's files"),
             Route("GET", "/v1/download/progress", self.progress, "What every node brings"),
             Route("GET", "/v1/events", self.events, "The same, as it happens", streams=EVENTS),
         ]

@@ -55,7 +55,8 @@ class Metrics:
         return Counter(name, help_, labels, registry=self._registry)
 
     def routes(self) -> list[Route]:
-        return [Route("GET", "/metrics", self.metrics, "Measurements, as Prometheus reads them")]
+        summary = "Measurements, as Prometheus reads them"
+        return [Route("GET", "/metrics", self.metrics, summary, content="text/plain")]
 
     async def metrics(self, http: web.Request) -> web.Response:
         headers = {"Content-Type": CONTENT_TYPE_LATEST}

@@ -76,7 +76,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, path: str) -> dict[str, Any]:
-    content: dict[str, Any] = {_JSON: {"schema": {}}}
+    content: dict[str, Any] = {route.content: {"schema": {}}}
     if route.streams:
         content[route.streams.split(";")[0]] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {
@@ -120,7 +120,7 @@ def openapi_routes(routes: Sequence[Route], page: Path) -> list[Route]:
 
     own = [
         Route("GET", "/openapi.json", described, "This description"),
-        Route("GET", "/docs", shown, "The same for people"),
+        Route("GET", "/docs", shown, "The same for people", content="text/html"),
     ]
     whole = document([*routes, *own])
     return own

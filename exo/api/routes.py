@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
@@ -15,17 +14,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Route:
-    """`path` as aiohttp has it. `body`: what is sent; `answer`: the type of what comes back where
-    it has one; `streams`: the content type of a streamed answer."""
+    """`path` as aiohttp has it. `body`: what is sent; `content`: the type of what comes
+    back; `streams`: the content type of a streamed answer."""
 
     method: str
     path: str
     handler: Handler
     summary: str
     body: type[Body] | None = None
-    answer: Any = None
+    content: str = "application/json"
     streams: str = ""
-    statuses: tuple[int, ...] = ()
 
 
 def add_routes(app: web.Application, routes: Sequence[Route]) -> None:

@@ -69,9 +69,8 @@ def resolve(model_id: str) -> ModelCard:
         return DUMMY
     if model_id in registry():
         return registry()[model_id]
-    path = Path(model_id).expanduser()
-    if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
-        return ModelCard(model_id, path.stem, path=path.resolve())
+    if (path := _model_path(model_id)) is not None:
+        return ModelCard(model_id, path.stem, path=path)
     if _REPO_ID.fullmatch(model_id):
         return ModelCard(model_id, model_id, repo=model_id)
     close = difflib.get_close_matches(model_id, registry(), n=3)
@@ -81,6 +80,17 @@ def resolve(model_id: str) -> ModelCard:
         f"a directory with a config.json, or a .gguf file; {hint}",
         param="model",
     )
+
+
+def _model_path(text: str) -> Path | None:
+    """A folder or file that may be a model; None for what is no path of one."""
+    try:
+        path = Path(text).expanduser()
+        if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
+            return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # too long, nobody's home, a zero byte
+        pass
+    return None
 
 
 @cache

@@ -53,7 +53,7 @@ class OllamaModels:
             Route("POST", "/api/pull", self.pull, "Bring a model", ModelBody, streams=LINES),
             Route("DELETE", "/api/delete", self.delete, delete, ModelBody),
             *(
-                Route("POST", f"/api/{name}", self.refuse, "Not supported", statuses=(400,))
+                Route("POST", f"/api/{name}", self.refuse, "Not supported")
                 for name in ("push", "create", "copy")
             ),
         ]

@@ -52,7 +52,7 @@ class OpenAIModels:
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/models", self.models, "Models that can be chatted with now"),
-            Route("GET", "/v1/models/{model_id:.+}", self.model, "One model", statuses=(404,)),
+            Route("GET", "/v1/models/{model_id:.+}", self.model, "One model"),
             Route("POST", "/tokenize", self.tokenize, "Token ids of a text", TokenizeBody),
             Route("POST", "/detokenize", self.detokenize, "The text of tokens", DetokenizeBody),
         ]

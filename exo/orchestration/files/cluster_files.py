@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from exo.download.progress import OnProgress, unheard
-from exo.errors import ExoError, InvalidRequest, Overloaded
+from exo.errors import ExoError, InvalidRequest
 from exo.networking.calls.messages import HeldModel, Prepared
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.serving.rings import Rings
@@ -96,12 +96,11 @@ class ClusterFiles:
         """Delete a model's files from this machine; the bytes freed.
 
         Raises:
-            Overloaded: a ring here serves it.
+            InvalidRequest: a ring here serves it, or its files are the user's own.
             ModelNotFound: it is not here.
-            InvalidRequest: its files are the user's own.
         """
         if any(shard.model_id == model_id for shard in self._rings.shards):
-            raise Overloaded(
+            raise InvalidRequest(
                 f"{model_id} is loaded on node {self._node_id}; stop the node to remove it"
             )
         return await self._files.remove(model_id)

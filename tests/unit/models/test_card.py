@@ -35,3 +35,9 @@ def test_anything_else_is_unknown(model_id: str) -> None:
 def test_a_slip_of_the_pen_gets_a_hint() -> None:
     with pytest.raises(ModelNotFound, match="did you mean smollm2-135m"):
         resolve("smollm2-135")
+
+
+@pytest.mark.parametrize("text", ["~nobody-of-this-name", "x" * 5000, "a\0b", "~\x0f/x", ""])
+def test_what_is_no_path_is_no_model(text: str) -> None:
+    with pytest.raises(ModelNotFound):
+        resolve(text)
