@@ -27,16 +27,20 @@ function keep() {
 // ---- the cluster ---------------------------------------------------------------------------
 
 const KEY = "tinychat.key";
+let noKey = false; // whoever has none is not asked again and again
 
 // As fetch, with this node's API key where it wants one. (Asked for once, kept in this browser.)
 async function ask(url, options = {}) {
   const key = localStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   const response = await fetch(url, { ...options, headers });
-  if (response.status !== 401) return response;
-  const said = window.prompt("This node wants an API key:", "");
-  if (!said || said === key) return response;
-  localStorage.setItem(KEY, said.trim());
+  if (response.status !== 401 || noKey) return response;
+  if (localStorage.getItem(KEY) === key) {
+    const said = window.prompt("This node wants an API key:", "")?.trim();
+    noKey = !said;
+    if (noKey) return response;
+    localStorage.setItem(KEY, said);
+  }
   return ask(url, options);
 }
 

@@ -11,7 +11,8 @@ import pytest
 import zoo
 from cluster import Cluster, cluster, until
 from hub_server import HubServer
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Dialog, Page, async_playwright, expect
+from thinker import write_thinker
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -152,4 +153,43 @@ async def test_a_first_chat_shows_a_bar_for_each_node(tmp_path: Path) -> None:
             server.rate = None
             await expect(bars).to_have_count(0, timeout=30000)
             await expect(page.locator(".assistant .error")).to_have_count(0)
+            await browser.close()
+
+
+async def test_thoughts_are_folded_and_a_key_is_asked_for_once(tmp_path: Path) -> None:
+    thinker = str(write_thinker(tmp_path / "thinker"))
+    async with cluster(tmp_path) as c:
+        flags = ["--api-key", "sekret", "--max-generate-tokens", "40", "--threads", "1"]
+        node = c.add("n0", *flags, engine="cpu")
+        await until(node.answers, "it answers")
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            page = await browser.new_page()
+            questions: list[str] = []
+
+            async def answer(dialog: Dialog) -> None:
+                questions.append(dialog.message)
+                await dialog.accept("sekret")
+
+            page.on("dialog", answer)
+            # What is loaded is listed.
+            loads = {"model": thinker, "prompt": "x", "max_tokens": 1}
+            with_key = {"Authorization": "Bearer sekret"}
+            url = f"{node.url}/v1/completions"
+            assert (await page.request.post(url, headers=with_key, data=loads)).ok
+            await page.goto(node.url)
+            await expect(page.locator("#cluster")).to_contain_text("1 node")
+            await page.select_option("#model", thinker)
+            await ask(page, "hello")
+            thoughts = page.locator("details.thoughts p")
+            await expect(thoughts).not_to_be_empty(timeout=20_000)
+            await expect(thoughts).not_to_be_visible()
+            await page.click("details.thoughts summary")
+            await expect(thoughts).to_be_visible()
+            assert questions == ["This node wants an API key:"]
+            await page.goto(f"{node.url}/docs")
+            await expect(page.locator("details")).not_to_have_count(0)
+            chat = page.locator("details", has_text="/v1/chat/completions")
+            await chat.locator("summary").click()
+            await expect(chat).to_contain_text("number from 0 to 2")
             await browser.close()
