@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.api.constraints import constraint_of
+from exo.api.http.request_id import next_answer_id
 from exo.api.prompts import Prompt, prompt_of
 from exo.api.request import ChatRequest
-from exo.api.request_id import next_answer_id
 from exo.api.sampling_defaults import sampling_defaults
 from exo.api.stop_strings import StopStrings
 from exo.download.hub_cache import POOLING

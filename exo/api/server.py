@@ -9,10 +9,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from exo.api.access import Access, add_cors_headers, only_known_origins, only_with_key
-from exo.api.bench_routes import BenchRoutes
 from exo.api.chat import Chat
-from exo.api.cluster_routes import ClusterRoutes
+from exo.api.cluster.bench import BenchRoutes
+from exo.api.cluster.downloads import DownloadRoutes
+from exo.api.cluster.metrics import Metrics
+from exo.api.cluster.state import ClusterRoutes
 from exo.api.dialects.anthropic import Anthropic
 from exo.api.dialects.ollama import Ollama
 from exo.api.dialects.ollama_models import OllamaModels
@@ -21,13 +22,12 @@ from exo.api.dialects.openai_completions import OpenAICompletions
 from exo.api.dialects.openai_embeddings import OpenAIEmbeddings
 from exo.api.dialects.openai_models import OpenAIModels
 from exo.api.dialects.openai_responses import OpenAIResponses
-from exo.api.download_routes import DownloadRoutes
-from exo.api.errors import as_errors
-from exo.api.metrics import Metrics
-from exo.api.openapi import openapi_routes
+from exo.api.http.access import Access, add_cors_headers, only_known_origins, only_with_key
+from exo.api.http.errors import as_errors
+from exo.api.http.openapi import openapi_routes
+from exo.api.http.request_id import add_request_id, with_request_id
+from exo.api.http.routes import add_routes
 from exo.api.request import ChatDefaults
-from exo.api.request_id import add_request_id, with_request_id
-from exo.api.routes import add_routes
 from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)

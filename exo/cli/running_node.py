@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from exo.api.access import Access
+from exo.api.http.access import Access
 from exo.api.request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
 from exo.cli.client import API_KEY, node_at

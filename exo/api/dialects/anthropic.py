@@ -12,13 +12,13 @@ from typing import Any
 
 from aiohttp import web
 
-from exo.api.bodies import read_body
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.anthropic_types import CountBody, MessagesBody, message_request
-from exo.api.errors import anthropic_error
+from exo.api.http.bodies import read_body
+from exo.api.http.errors import anthropic_error
+from exo.api.http.routes import Route
+from exo.api.http.streaming import EVENTS, Waiting, streamed
 from exo.api.request import ChatDefaults, ChatRequest
-from exo.api.routes import Route
-from exo.api.streaming import EVENTS, Waiting, streamed
 from exo.download.progress import OnProgress, unheard
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part, Said

@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from exo.api.bodies import Body
 from exo.api.dialects.openai_request import chosen_tools, made_call
-from exo.api.request import ChatDefaults, ChatRequest, Message, Thinking
-from exo.api.sampling_fields import (
+from exo.api.dialects.sampling_fields import (
     SAMPLING,
     Count,
     Probability,
@@ -23,6 +21,8 @@ from exo.api.sampling_fields import (
     TopK,
     sampling_params,
 )
+from exo.api.http.bodies import Body
+from exo.api.request import ChatDefaults, ChatRequest, Message, Thinking
 from exo.errors import InvalidRequest
 from exo.models import grammar
 from exo.models.markup.tools import Tool, ToolChoice

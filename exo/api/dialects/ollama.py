@@ -13,7 +13,6 @@ from typing import Any
 
 from aiohttp import web
 
-from exo.api.bodies import read_body
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.ollama_models import line, now
 from exo.api.dialects.ollama_types import (
@@ -24,10 +23,11 @@ from exo.api.dialects.ollama_types import (
     chat_request,
     model_name,
 )
-from exo.api.errors import ollama_error
+from exo.api.http.bodies import read_body
+from exo.api.http.errors import ollama_error
+from exo.api.http.routes import Route
+from exo.api.http.streaming import LINES, Waiting, streamed
 from exo.api.request import ChatDefaults, ChatRequest, Message
-from exo.api.routes import Route
-from exo.api.streaming import LINES, Waiting, streamed
 from exo.download.progress import OnProgress, unheard
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part

@@ -17,13 +17,13 @@ from typing import Any
 from aiohttp import web
 
 from exo import __version__
-from exo.api.bodies import read_body
 from exo.api.chat import Chat
 from exo.api.dialects.ollama_types import ModelBody, model_name
-from exo.api.errors import ollama_error
+from exo.api.http.bodies import read_body
+from exo.api.http.errors import ollama_error
+from exo.api.http.routes import Route
+from exo.api.http.streaming import LINES, streamed
 from exo.api.request import ChatDefaults
-from exo.api.routes import Route
-from exo.api.streaming import LINES, streamed
 from exo.download.progress import Progress, unheard
 from exo.errors import ExoError, InvalidRequest
 from exo.models.card import resolve

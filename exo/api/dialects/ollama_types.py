@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from exo.api.bodies import Body
 from exo.api.dialects.openai_request import chosen_tools, made_call, tool_of
 from exo.api.dialects.openai_types import CalledFunction, Function
+from exo.api.dialects.sampling_fields import SAMPLING, Count, StopTexts, sampling_params, stop_texts
+from exo.api.http.bodies import Body
 from exo.api.request import ChatDefaults, ChatRequest, Message, Thinking
-from exo.api.sampling_fields import SAMPLING, Count, StopTexts, sampling_params, stop_texts
 from exo.errors import InvalidRequest
 from exo.models import grammar
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from aiohttp import web
 
-from exo.api.bodies import read_body
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.openai_request import chat_request
 from exo.api.dialects.openai_types import ChatBody
-from exo.api.errors import openai_error
+from exo.api.http.bodies import read_body
+from exo.api.http.errors import openai_error
+from exo.api.http.routes import Route
+from exo.api.http.streaming import EVENTS, Waiting, streamed
 from exo.api.request import ChatDefaults, ChatRequest
-from exo.api.routes import Route
-from exo.api.streaming import EVENTS, Waiting, streamed
 from exo.download.progress import OnProgress, unheard
 from exo.inference.sampling import SampledToken
 from exo.models.card import resolve

@@ -13,15 +13,15 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta
 
-from exo.api.bodies import read_body
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.openai_chat import stream_events, usage
 from exo.api.dialects.openai_request import format_grammar
 from exo.api.dialects.openai_types import GenerationFields
+from exo.api.dialects.sampling_fields import TokenId, TopLogprobs
+from exo.api.http.bodies import read_body
+from exo.api.http.routes import Route
+from exo.api.http.streaming import EVENTS, Waiting
 from exo.api.request import MAX_CHOICES, ChatDefaults, ChatRequest
-from exo.api.routes import Route
-from exo.api.sampling_fields import TokenId, TopLogprobs
-from exo.api.streaming import EVENTS, Waiting
 from exo.download.progress import OnProgress, unheard
 from exo.errors import InvalidRequest
 from exo.models.card import resolve

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from aiohttp import web
 from msgspec import Meta
 
-from exo.api.bodies import Body, read_body
 from exo.api.chat import Chat
 from exo.api.dialects.ollama_types import EmbedBody, EmbeddingsBody, model_name
+from exo.api.dialects.sampling_fields import Count, TokenId
+from exo.api.http.bodies import Body, read_body
+from exo.api.http.routes import Route
 from exo.api.request import ChatDefaults
-from exo.api.routes import Route
-from exo.api.sampling_fields import Count, TokenId
 from exo.download.progress import unheard
 from exo.errors import InvalidRequest
 from exo.models.card import resolve

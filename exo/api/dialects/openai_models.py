@@ -9,14 +9,14 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from exo.api.bodies import Body, read_body
 from exo.api.chat import Chat
 from exo.api.dialects.openai_request import chat_request
 from exo.api.dialects.openai_types import ChatBody, ChatMessage
+from exo.api.dialects.sampling_fields import TokenId
+from exo.api.http.bodies import Body, read_body
+from exo.api.http.routes import Route
 from exo.api.prompts import prompt_of
 from exo.api.request import ChatDefaults
-from exo.api.routes import Route
-from exo.api.sampling_fields import TokenId
 from exo.download.progress import unheard
 from exo.errors import InvalidRequest, ModelNotFound
 from exo.models.card import registry, resolve

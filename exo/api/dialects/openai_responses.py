@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from exo.api.bodies import read_body
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.openai_request import made_call
 from exo.api.dialects.responses_types import ResponsesBody, response_request
-from exo.api.errors import openai_error
+from exo.api.http.bodies import read_body
+from exo.api.http.errors import openai_error
+from exo.api.http.routes import Route
+from exo.api.http.streaming import EVENTS, Waiting, streamed
 from exo.api.request import ChatDefaults, ChatRequest, Message
-from exo.api.routes import Route
-from exo.api.streaming import EVENTS, Waiting, streamed
 from exo.download.progress import OnProgress, unheard
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from exo.api.dialects.sampling_fields import Count, SamplingFields, TopLogprobs
 from exo.api.request import MAX_CHOICES
-from exo.api.sampling_fields import Count, SamplingFields, TopLogprobs
 
 Json = dict[str, Any]
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from exo.api.bodies import body_from
 from exo.api.dialects.openai_request import chat_request
 from exo.api.dialects.openai_types import ChatBody
+from exo.api.http.bodies import body_from
 from exo.api.request import ChatDefaults, ChatRequest, Thinking
 from exo.errors import InvalidRequest
 from exo.models.markup.tools import ToolChoice

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from exo.api.bodies import body_from
 from exo.api.dialects.anthropic_types import MessagesBody, message_request
 from exo.api.dialects.ollama_types import GenerateBody, OllamaChatBody, answer_request, chat_request
 from exo.api.dialects.openai_completions import CompletionBody, completion_requests
+from exo.api.http.bodies import body_from
 from exo.api.request import ChatDefaults, Thinking
 from exo.errors import InvalidRequest
 

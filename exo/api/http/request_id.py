@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from aiohttp import web
 
-from exo.api.routes import Handler
+from exo.api.http.routes import Handler
 from exo.logs import request_id
 
 HEADER = "X-Request-Id"

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from exo.api.routes import Handler
+from exo.api.http.routes import Handler
 from exo.errors import Unauthorized
 
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from exo.api.bodies import Body
+from exo.api.http.bodies import Body
 from exo.api.request import ChatDefaults
 from exo.errors import InvalidRequest
 from exo.inference.sampling import MAX_TOP_LOGPROBS, SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from exo import __version__
-from exo.api.routes import Route
+from exo.api.http.routes import Route
 from exo.orchestration.files.activity import as_json
 from exo.orchestration.node import StandardNode
 

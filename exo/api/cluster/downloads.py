@@ -11,9 +11,9 @@ from urllib.parse import unquote
 from aiohttp import web
 from msgspec import Meta
 
-from exo.api.bodies import Body, read_body
-from exo.api.routes import Route
-from exo.api.streaming import EVENTS
+from exo.api.http.bodies import Body, read_body
+from exo.api.http.routes import Route
+from exo.api.http.streaming import EVENTS
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.orchestration.files.activity import as_json

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo.api.routes import Handler
+from exo.api.http.routes import Handler
 from exo.errors import ExoError, InvalidRequest
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from exo.api.bodies import Body
+from exo.api.http.bodies import Body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

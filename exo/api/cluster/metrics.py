@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from exo.api.routes import Handler, Route
+from exo.api.http.routes import Handler, Route
 from exo.errors import ExoError
 from exo.orchestration.node import StandardNode
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from aiohttp import web
 from msgspec import Meta
 
-from exo.api.bodies import Body, read_body
-from exo.api.routes import Route
+from exo.api.http.bodies import Body, read_body
+from exo.api.http.routes import Route
 from exo.download.progress import unheard
 from exo.models.card import resolve
 from exo.orchestration.benchmark import measure

@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 
 from exo import __version__
-from exo.api.bodies import Body
-from exo.api.routes import Route
+from exo.api.http.bodies import Body
+from exo.api.http.routes import Route
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
