@@ -52,8 +52,12 @@ function route(method, path, operation, schemas) {
 }
 
 const routes = document.getElementById("routes");
+const key = localStorage.getItem("tinychat.key"); // as the chat page has asked for it
+const headers = key ? { Authorization: `Bearer ${key}` } : {};
 try {
-  const { paths, components } = await (await fetch("/openapi.json")).json();
+  const response = await fetch("/openapi.json", { headers });
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  const { paths, components } = await response.json();
   for (const [path, methods] of Object.entries(paths)) {
     for (const [method, operation] of Object.entries(methods)) {
       routes.append(route(method, path, operation, components.schemas));

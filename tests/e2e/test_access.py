@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -51,8 +52,15 @@ async def test_keys_sites_names_and_measurements(nodes: Cluster, tmp_path: Path)
             assert json.loads(text)["error"]["code"] == "invalid_api_key"
     response, text = await ask(node, "/v1/messages", BODY)
     assert json.loads(text)["error"]["type"] == "authentication_error"
-    for path in ("/", "/tinychat/chat.js", "/healthcheck", "/docs", "/openapi.json"):
+    for path in ("/", "/tinychat/chat.js", "/healthcheck", "/docs"):
         assert (await ask(node, path))[0].status == 200
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.api_port)
+    wrong = b"Host: localhost\r\nAuthorization: Bearer se\xffkret\r\nConnection: close\r\n\r\n"
+    writer.write(b"GET /v1/models HTTP/1.1\r\n" + wrong)
+    assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
+    async with aiohttp.ClientSession() as session, session.head(f"{node.url}/healthcheck") as head:
+        assert head.status == 200
 
     async def sees_both() -> bool:
         _, text = await ask(node, "/v1/topology", x_api_key="sekret")
@@ -98,7 +106,8 @@ async def test_keys_sites_names_and_measurements(nodes: Cluster, tmp_path: Path)
 async def test_the_description_is_whole(nodes: Cluster) -> None:
     node = nodes.nodes["n0"]
     await until(node.answers, "it answers")
-    _, text = await ask(node, "/openapi.json")
+    assert (await ask(node, "/openapi.json"))[0].status == 401
+    _, text = await ask(node, "/openapi.json", x_api_key="sekret")
     described = json.loads(text)
     assert described["openapi"] == "3.1.0"
     for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses", "/metrics"):

@@ -14,13 +14,13 @@ from exo.api.http.routes import Handler
 from exo.errors import Unauthorized
 
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
-_OPEN_PATHS = ("/", "/healthcheck", "/docs", "/openapi.json")
+_OPEN_PATHS = ("/", "/healthcheck", "/docs")
 _OPEN_FOLDER = "/tinychat/"
 
 
 @dataclass(frozen=True)
 class Access:
-    """`api_keys`: one of them is needed for everything but the page and /healthcheck; none: nobody
+    """`api_keys`: one of them is needed for everything but the pages and /healthcheck; none: nobody
     is asked. `origins`: sites whose pages may use the API, "*" for all."""
 
     api_keys: tuple[str, ...] = ()
@@ -35,8 +35,9 @@ def only_with_key(keys: Sequence[str]) -> Any:
         is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
         if keys and not is_open and request.method != "OPTIONS":
             given = _key_of(request)
+            sent = given.encode("utf-8", "surrogateescape")  # headers may be any bytes
             # All are compared, in constant time: how long it takes tells nothing.
-            matches = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+            matches = [hmac.compare_digest(sent, key.encode()) for key in keys]
             if not any(matches):
                 said = "the API key is none of this node's" if given else "an API key is needed"
                 raise Unauthorized(f"{said}: send it as `Authorization: Bearer KEY`")
