@@ -18,6 +18,7 @@ import psutil
 import pytest
 from cluster import Cluster, ExoProcess, until
 
+from exo.inference.sampling import SamplingParams
 from exo.networking.calls.messages import PROTOCOL
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
@@ -287,7 +288,7 @@ def generate_and_gone(prompt_tokens: int, read: int) -> Callable[[ExoProcess], A
             plan_hash=plan,
             sequence_id=os.urandom(4).hex(),
             prompt=[65] * prompt_tokens,
-            sampling=pb.Sampling(temperature=0, top_p=1, repetition_penalty=1),
+            sampling=msgspec.msgpack.encode(SamplingParams(temperature=0)),
             max_tokens=1000,
         )
         async with Liar(node) as liar:
@@ -302,6 +303,19 @@ def generate_and_gone(prompt_tokens: int, read: int) -> Callable[[ExoProcess], A
                 await call.read()
 
     return misbehave
+
+
+async def unreadable_sampling(node: ExoProcess) -> None:
+    plan = (await node.get("/v1/topology"))["plans"][0]["hash"]
+    for lie in (b"", b"\xff", msgspec.msgpack.encode([9.0]), msgspec.msgpack.encode({"a": 1})):
+        async with Liar(node) as liar:
+            call = liar.stub.Generate(
+                pb.GenerateRequest(plan_hash=plan, sequence_id="s", prompt=[65], sampling=lie)
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in call:
+                    pass
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def retire_nothing(node: ExoProcess) -> None:
@@ -320,6 +334,7 @@ SPOKEN = {
     "decode: a failure that is none": false_failure,
     "prefill: the client's node dies": generate_and_gone(2000, 0),
     "decode: the client's node dies": generate_and_gone(5, 3),
+    "prefill: sampling that cannot be read": unreadable_sampling,
     "release: of what is not there": retire_nothing,
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Annotated, Any
+import re
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
-from msgspec import Meta
 
 from exo.api.http.bodies import Body, read_body
 from exo.api.http.routes import Route
@@ -32,7 +32,7 @@ class DownloadBody(Body, kw_only=True):
     model: str
     all_nodes: bool = False
     wait: bool = False
-    shard: Annotated[str, Meta(pattern=r"^\d{1,4}/\d{1,4}$")] | None = None
+    shard: str | None = None
 
 
 class DownloadRoutes:
@@ -145,5 +145,7 @@ class DownloadRoutes:
 
 def _shard(text: str) -> tuple[int, int]:
     """ "2/3" as (2, 3)."""
-    first, _, second = text.partition("/")
-    return int(first), int(second)
+    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    if found is None:
+        raise InvalidRequest(f'shard is like "1/3", got {text!r}', param="shard")
+    return int(found[1]), int(found[2])
