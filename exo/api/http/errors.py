@@ -13,6 +13,9 @@ from exo.errors import ExoError, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
+CLIENT_LEFT = 499
+"""As nginx counts those who leave before their answer."""
+
 
 def openai_error(error: ExoError) -> dict[str, Any]:
     """The JSON of an error, as https://platform.openai.com/docs/guides/error-codes has it."""
@@ -73,7 +76,8 @@ def as_errors(failed: Callable[[ExoError], None]) -> Any:
                 raise
             return _of_aiohttp(request, error)
         except ConnectionResetError:
-            raise
+            logger.info("%s %s: the client left", request.method, request.path)
+            return web.Response(status=CLIENT_LEFT)  # which nobody reads
         except Exception as error:
             logger.exception("%s %s", request.method, request.path)
             internal = ExoError(f"internal error: {type(error).__name__}")
