@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ from exo.api.stop_strings import StopStrings
 from exo.download.hub_cache import POOLING
 from exo.download.progress import OnProgress
 from exo.errors import EngineFailed, PromptTooLong
-from exo.inference.sampling import SampledToken, SamplingParams
+from exo.inference.sampling import Constraint, SampledToken, SamplingParams
 from exo.models.description import ModelDescription
 from exo.models.markup.reader import (
     AnswerReader,
@@ -146,7 +146,7 @@ class Chat:
         """
         description, loaded = await self._load(request.model, on_progress)
         tokenizer, context = loaded.tokenizer, description.context_length
-        prompt = await asyncio.to_thread(prompt_of, tokenizer, request, context)
+        prompt, constraint = await asyncio.to_thread(_prepared, tokenizer, request, context)
         room = context - len(prompt.tokens)
         if room < 1:
             raise PromptTooLong(
@@ -154,7 +154,6 @@ class Chat:
                 f"of {request.model} is {context}, and the answer needs room in it",
                 param="messages" if isinstance(request.prompt, list) else "prompt",
             )
-        constraint = await asyncio.to_thread(constraint_of, tokenizer, request, prompt)
         ends = tokenizer.eos_token_ids | request.ends
         sampling = msgspec.structs.replace(
             _with_defaults(request, loaded.defaults), constraint=constraint
@@ -195,10 +194,6 @@ class Chat:
         """A model's. Raises ModelNotFound where nobody has the model."""
         return (await self._load(model_id, on_progress))[1].tokenizer
 
-    async def defaults(self, model_id: str, on_progress: OnProgress) -> dict[str, float]:
-        """How its makers would have a model sampled. Raises as `tokenizer` does."""
-        return (await self._load(model_id, on_progress))[1].defaults
-
     async def embed(
         self, model_id: str, inputs: Sequence[str | tuple[int, ...]], on_progress: OnProgress
     ) -> tuple[list[npt.NDArray[np.float32]], int]:
@@ -212,9 +207,9 @@ class Chat:
         description, loaded = await self._load(model_id, on_progress)
         requests = [ChatRequest(model_id, one, SamplingParams()) for one in inputs]
         context, tokenizer = description.context_length, loaded.tokenizer
-        prompts = [
-            (await asyncio.to_thread(prompt_of, tokenizer, one, context)).tokens for one in requests
-        ]
+        prompts = await asyncio.to_thread(
+            lambda: [prompt_of(tokenizer, one, context).tokens for one in requests]
+        )
         for i, prompt in enumerate(prompts):
             if not 0 < len(prompt) <= context:
                 raise PromptTooLong(
@@ -359,6 +354,13 @@ def _pooling(path: Path) -> Literal["mean", "last"]:
         return "mean"
 
 
+def _prepared(
+    tokenizer: Tokenizer, request: ChatRequest, context: int
+) -> tuple[Prompt, Constraint | None]:
+    prompt = prompt_of(tokenizer, request, context)
+    return prompt, constraint_of(tokenizer, request, prompt)
+
+
 def _reader(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) -> AnswerReader:
     if not isinstance(request.prompt, list) or request.continues or request.shows_special:
         return PlainReader()
@@ -367,10 +369,10 @@ def _reader(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) -> Answe
     )
 
 
-def _shown(tokenizer: Tokenizer, request: ChatRequest) -> dict[int, str]:
+def _shown(tokenizer: Tokenizer, request: ChatRequest) -> Mapping[int, str]:
     if request.shows_special:
         return {i: text for text, i in tokenizer.special_tokens.items()}
-    return dict(tokenizer.markup.shown_tokens) if isinstance(request.prompt, list) else {}
+    return tokenizer.markup.shown_tokens if isinstance(request.prompt, list) else {}
 
 
 def _with_defaults(request: ChatRequest, defaults: dict[str, float]) -> SamplingParams:

@@ -16,35 +16,32 @@ def constraint_of(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) ->
     Raises:
         InvalidRequest: the grammar cannot be held to, or the model's thoughts cannot be limited.
     """
-    if not isinstance(request.prompt, list) or request.continues:
-        return _checked(tokenizer, request.grammar)
+    is_chat = isinstance(request.prompt, list) and not request.continues
     markup, budget = tokenizer.markup, request.thinking.budget
-    grammar = answer_grammar(markup, request.tools, request.tool_choice, request.grammar)
-    if markup.thinking is None or (request.thinking.wanted is False and not prompt.thinks):
-        if budget is not None and markup.harmony:
-            raise InvalidRequest(
-                "the thoughts of this model cannot be limited to a number of tokens; use "
-                "reasoning_effort",
-                param="max_reasoning_tokens",
-            )
-        return _checked(tokenizer, grammar)
-    if grammar is None and budget is None:
-        return None
+    grammar = request.grammar
+    if is_chat:
+        grammar = answer_grammar(markup, request.tools, request.tool_choice, grammar)
+    if grammar is not None:
+        tokenizer.vocabulary.check(grammar)
+    held = Constraint(grammar) if grammar is not None else None
+    if not is_chat:
+        return held
+    if markup.harmony and budget is not None:
+        raise InvalidRequest(
+            "the thoughts of this model cannot be limited to a number of tokens; use "
+            "reasoning_effort",
+            param="max_reasoning_tokens",
+        )
+    may_think = prompt.thinks or request.thinking.wanted is not False
+    if markup.thinking is None or not may_think or (held is None and budget is None):
+        return held
     opens, closes = (tokenizer.encode_rendered(text) for text in markup.thinking)
     if not prompt.thinks and len(opens) != 1:
-        return _checked(tokenizer, grammar)  # it cannot be told when it begins to think
-    checked = _checked(tokenizer, grammar)
+        return held  # it cannot be told when it begins to think
     return Constraint(
-        checked.grammar if checked is not None else "",
+        grammar or "",
         thinks=prompt.thinks,
         opening=-1 if prompt.thinks else opens[0],
         closing=tuple(closes),
         budget=-1 if budget is None else budget,
     )
-
-
-def _checked(tokenizer: Tokenizer, grammar: str | None) -> Constraint | None:
-    if grammar is None:
-        return None
-    tokenizer.vocabulary.check(grammar)
-    return Constraint(grammar)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exo.models.markup.reader import begun
+
 
 class StopStrings:
     """Holds back text that may be the beginning of a stop string until it is known not to be."""
@@ -20,7 +22,7 @@ class StopStrings:
             self._held = ""
             at, stop = min(found)
             return pending[:at], stop
-        keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
+        keep = begun(pending, self._stops)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], None
 
@@ -28,11 +30,3 @@ class StopStrings:
         """What is still held back once no more text comes."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0

@@ -10,10 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from exo.cli.settings import API_KEY
 from exo.errors import ExoError, PeerUnavailable, error_from_code
-
-API_KEY = "EXO_API_KEY"
-"""The environment variable with the key of a node that wants one."""
 
 
 def session(timeout: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientSession:

@@ -18,6 +18,9 @@ from exo.logs import TEXT
 
 DEFAULT_API_PORT = 52415
 
+API_KEY = "EXO_API_KEY"
+"""The environment variable with the key of a node that wants one."""
+
 _held_locks: list[IO[str]] = []  # open for as long as this process lives
 
 
@@ -233,7 +236,7 @@ def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         InvalidRequest: the file cannot be read, or a key is none.
     """
-    keys = [*args.api_key, os.environ.get("EXO_API_KEY", "")]
+    keys = [*args.api_key, os.environ.get(API_KEY, "")]
     if args.api_key_file is not None:
         try:
             lines = args.api_key_file.expanduser().read_text("utf-8").splitlines()

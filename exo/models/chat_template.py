@@ -37,7 +37,6 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
-        self.source = source
         self._names = dict(names)
         try:
             self._template = _environment().from_string(source)

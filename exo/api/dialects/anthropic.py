@@ -22,6 +22,7 @@ from exo.api.request import ChatDefaults, ChatRequest
 from exo.download.progress import OnProgress, unheard
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part, Said
+from exo.models.markup.tools import arguments_of
 from exo.orchestration.node import StandardNode
 
 
@@ -149,18 +150,9 @@ def _content(answer: Answer, piece: Piece) -> list[dict[str, Any]]:
     if piece.text or not (calls or piece.thought):
         blocks.append(_text_block(piece.text))
     for call in calls:
-        given = json.loads(call.arguments) if _is_json(call.arguments) else {}
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+        given = {"name": call.name, "input": arguments_of(call.arguments)}
+        blocks.append({"type": "tool_use", "id": call.id, **given})
     return blocks
-
-
-def _is_json(text: str) -> bool:
-    """False for arguments that the end of the answer has cut."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _text_block(text: str) -> dict[str, Any]:

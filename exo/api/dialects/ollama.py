@@ -6,7 +6,6 @@ Format: https://github.com/ollama/ollama/blob/main/docs/api.md; answers come as 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -31,6 +30,7 @@ from exo.api.request import ChatDefaults, ChatRequest, Message
 from exo.download.progress import OnProgress, unheard
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part
+from exo.models.markup.tools import arguments_of
 from exo.orchestration.node import StandardNode
 
 Shown = Callable[[Answer, Piece], dict[str, Any]]
@@ -168,19 +168,10 @@ def _as_message(answer: Answer, piece: Piece) -> dict[str, Any]:
         message["thinking"] = piece.thought
     if calls := answer.calls_of(0, piece):
         message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+            {"function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
             for call in calls
         ]
     return {"message": message}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """None of a call that the end of the answer has cut."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _as_response(answer: Answer, piece: Piece) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from exo.download.progress import OnProgress, unheard
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part, Said
+from exo.models.markup.tools import arguments_of
 from exo.orchestration.node import StandardNode
 
 KEPT = 256
@@ -207,7 +208,7 @@ class _Items:
             elif item["type"] == "reasoning":
                 found["reasoning_content"] = item["content"][0]["text"]
             else:
-                arguments = item["arguments"] if _is_object(item["arguments"]) else "{}"
+                arguments = arguments_of(item["arguments"])
                 call = made_call("output", item["call_id"], item["name"], arguments)
                 found.setdefault("tool_calls", []).append(call)
         return found
@@ -264,13 +265,6 @@ class _Items:
         assert self._item is not None
         at = {"item_id": self._item["id"], "output_index": len(self.done)}
         return f"response.{kind}", at | data
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _response(

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from exo.errors import InvalidRequest
 from exo.models.grammar import composed, quoted, styled
@@ -40,7 +41,7 @@ class Markup:
     def thinks(self) -> bool:
         return self.harmony or self.thinking is not None
 
-    @property
+    @cached_property
     def shown_tokens(self) -> Mapping[int, str]:
         """Special tokens whose text a reader needs, by id."""
         wanted = HarmonyReader.markers if self.harmony else self._markers()

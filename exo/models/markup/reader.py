@@ -111,7 +111,7 @@ class TaggedReader(AnswerReader):
         markers = self._markers()
         found = [(at, marker) for marker in markers if (at := self._held.find(marker)) >= 0]
         if not found:
-            certain = len(self._held) - _begun(self._held, markers)
+            certain = len(self._held) - begun(self._held, markers)
             if self._calls is not None or self._in == "thought":
                 # Space before a marker belongs to nobody: it waits for what follows.
                 certain = len(self._held[:certain].rstrip())
@@ -185,17 +185,13 @@ def _streams(style: CallStyle | None) -> bool:
     return style is not None and style.streams
 
 
-def _begun(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that may become a marker."""
-    return max(
-        (
-            length
-            for marker in markers
-            for length in range(1, min(len(marker), len(text) + 1))
-            if text.endswith(marker[:length])
-        ),
-        default=0,
-    )
+def begun(text: str, markers: Sequence[str]) -> int:
+    """The length of the longest end of `text` that begins one of `markers` and is less than it."""
+    for length in range(min(len(text), max(map(len, markers), default=1) - 1), 0, -1):
+        end = text[-length:]
+        if any(len(marker) > length and marker.startswith(end) for marker in markers):
+            return length
+    return 0
 
 
 class _StreamedCalls:
@@ -281,7 +277,7 @@ class HarmonyReader(AnswerReader):
         while True:
             wanted = ["<|message|>"] if self._header is not None else self._ends
             found = [(at, m) for m in wanted if (at := self._held.find(m)) >= 0]
-            at, marker = min(found, default=(len(self._held) - _begun(self._held, wanted), ""))
+            at, marker = min(found, default=(len(self._held) - begun(self._held, wanted), ""))
             self._take(self._held[:at], parts)
             self._held = self._held[at + len(marker) :]
             if not marker:

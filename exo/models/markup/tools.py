@@ -50,6 +50,15 @@ class ToolCall:
     arguments: str
 
 
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments from its JSON; none of a call that the end of the answer has cut."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def tool_call(name: Any, arguments: Any, tools: Sequence[Tool]) -> ToolCall:
     """A call as a model wrote it. Raises ValueError if it is none of a tool that was offered."""
     if name not in {tool.name for tool in tools}:
