@@ -6,6 +6,7 @@ What that is: https://huggingface.co/docs/transformers/chat_templating_writing
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -49,25 +50,26 @@ class ChatTemplate:
         """The text of a conversation, up to where the assistant begins to answer, or with
         `continues` to the end of its last message. Where the template takes one system message
         only, or none, those that are there are put together, or before the first of the user's;
-        where it takes arguments of calls as texts, they are.
+        where it takes arguments of calls as texts, or wants short names of calls, they are.
 
         Raises:
             InvalidRequest: the template refuses the conversation, or is never done with it.
         """
         given = {"add_generation_prompt": not continues, **self._names, **more}
-        refused: InvalidRequest | None = None
-        for shape in (list, _one_system, _no_system, _arguments_as_text):
+        refused: Exception | None = None
+        for shape in (list, _one_system, _no_system, _arguments_as_text, _short_ids):
             shaped = shape(messages)
             if refused is not None and shaped == list(messages):
                 continue
             try:
                 text = self._rendered(shaped, given)
                 break
-            except InvalidRequest as error:
+            except _REFUSALS as error:
                 refused = refused or error
         else:
-            assert refused is not None
-            raise refused
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {refused}", param="messages"
+            ) from refused
         if not continues:
             return text
         last = str(messages[-1]["content"]).strip()
@@ -80,6 +82,8 @@ class ChatTemplate:
         return text[: at + len(last)]
 
     def _rendered(self, messages: list[Any], given: dict[str, Any]) -> str:
+        """Raises what the template raises; InvalidRequest where it is never done."""
+
         def render() -> str:
             parts, length = [], 0
             for part in self._template.generate(messages=messages, **given):
@@ -99,18 +103,36 @@ class ChatTemplate:
                 f"the model's chat template is not done with these messages after {RENDER_S:.0f} s",
                 param="messages",
             ) from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+
+
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template that does not take a conversation ends with."""
+
+
+def _short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Calls named by nine letters and digits, which Mistral's templates insist on."""
+
+    def short(name: Any) -> str:
+        return hashlib.sha256(str(name).encode()).hexdigest()[:9]
+
+    found: list[Any] = []
+    for one in messages:
+        shaped = dict(one)
+        if shaped.get("tool_calls"):
+            calls = shaped["tool_calls"]
+            shaped["tool_calls"] = [{**call, "id": short(call.get("id"))} for call in calls]
+        if "tool_call_id" in shaped:
+            shaped["tool_call_id"] = short(shaped["tool_call_id"])
+        found.append(shaped)
+    return found
 
 
 def _arguments_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

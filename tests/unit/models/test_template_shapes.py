@@ -54,6 +54,24 @@ def test_arguments_are_what_the_template_takes() -> None:
     assert render(as_object, made) == render(as_text, made) == '{"x": 1}'
 
 
+NINE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('length 9') }}{% endif %}{{ c.id }}{% endfor %}{% if m.tool_call_id %}"
+    "={{ m.tool_call_id }}{% endif %}{% endfor %}"
+)
+
+
+def test_calls_are_named_as_mistrals_templates_want_it() -> None:
+    def conversation(name: str) -> list[dict[str, Any]]:
+        call = {"id": name, "function": {"name": "f", "arguments": {}}}
+        result = {"role": "tool", "content": "x", "tool_call_id": name}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+    assert render(NINE, *conversation("abcdef123")) == "abcdef123=abcdef123"
+    made, told = render(NINE, *conversation("call_0123456789abcdef")).split("=")
+    assert made == told and made.isalnum() and len(made) == 9
+
+
 @pytest.mark.parametrize(
     "source",
     [
