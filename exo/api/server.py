@@ -15,11 +15,11 @@ from exo.api.cluster.downloads import DownloadRoutes
 from exo.api.cluster.metrics import Metrics
 from exo.api.cluster.state import ClusterRoutes
 from exo.api.dialects.anthropic import Anthropic
+from exo.api.dialects.embeddings import Embeddings
 from exo.api.dialects.ollama import Ollama
 from exo.api.dialects.ollama_models import OllamaModels
 from exo.api.dialects.openai_chat import OpenAIChat
 from exo.api.dialects.openai_completions import OpenAICompletions
-from exo.api.dialects.openai_embeddings import OpenAIEmbeddings
 from exo.api.dialects.openai_models import OpenAIModels
 from exo.api.dialects.openai_responses import OpenAIResponses
 from exo.api.http.access import Access, add_cors_headers, only_known_origins, only_with_key
@@ -36,7 +36,7 @@ DIALECTS = (
     OpenAIChat,
     OpenAICompletions,
     OpenAIResponses,
-    OpenAIEmbeddings,
+    Embeddings,
     OpenAIModels,
     Anthropic,
     Ollama,

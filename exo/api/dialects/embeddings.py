@@ -41,7 +41,7 @@ class EmbeddingBody(Body, kw_only=True):
     user: str | None = None
 
 
-class OpenAIEmbeddings:
+class Embeddings:
     """The handlers, over one node."""
 
     def __init__(self, node: StandardNode, chat: Chat, defaults: ChatDefaults) -> None:
