@@ -17,7 +17,7 @@
     ├── PlanMismatch             plan_mismatch             503  ABORTED
     ├── CacheMiss                cache_miss                503  ABORTED
     ├── EngineFailed             engine_failed             500  INTERNAL
-    ├── Overloaded               overloaded                503  RESOURCE_EXHAUSTED
+    ├── Overloaded               overloaded                429  RESOURCE_EXHAUSTED
     ├── StepTimeout              step_timeout              504  DEADLINE_EXCEEDED
     └── Stalled                  stalled                   504  DEADLINE_EXCEEDED
 
@@ -33,6 +33,8 @@ class ExoError(Exception):
     code = "internal_error"
     http_status = 500
     grpc_status = "INTERNAL"
+    retry_after_s: int | None = None
+    """When to try again, where that may help by itself."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -166,7 +168,8 @@ class Overloaded(ExoError):
     """More requests are waiting than this node will queue."""
 
     code = "overloaded"
-    http_status = 503
+    http_status = 429
+    retry_after_s = 5
     grpc_status = "RESOURCE_EXHAUSTED"
 
 

@@ -31,7 +31,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from exo.errors import ModelUnsupported
-from exo.inference.engine import ForwardBatch, Slice
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
 from exo.models.description import HEADER_SUFFIX, ModelDescription, safetensors_header

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.api.constraints import constraint_of
-from exo.api.http.request_id import next_answer_id
+from exo.api.http.request_id import client, next_answer_id
 from exo.api.prompts import Prompt, prompt_of
 from exo.api.request import ChatRequest
 from exo.api.sampling_defaults import sampling_defaults
@@ -82,6 +83,13 @@ class Answer:
     tokenizer: Tokenizer
     prompt: tuple[int, ...]
     pieces: AsyncGenerator[tuple[int, Piece], None]
+    cached: dict[int, int]
+    """Of each answer that has begun, tokens of the prompt that were computed before."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that needed not be computed."""
+        return self.cached.get(0, 0)
 
     def call_id(self, choice: int, number: int) -> str:
         """The name of an answer's call, counted from 0."""
@@ -168,6 +176,7 @@ class Chat:
                 msgspec.structs.replace(sampling, seed=(sampling.seed + i) % 2**64),
                 min(request.max_tokens or room, room),
                 request.ends if request.ignores_end else ends,
+                client.get(),
             )
             for i in range(request.choices)
         ]
@@ -178,11 +187,14 @@ class Chat:
             len(prompt.tokens),
             f", user {request.user}" if request.user else "",
         )
+        cached: dict[int, int] = {}
         pieces = [
-            self._pieces(tokenizer, request, prompt, sequence, on_progress)
-            for sequence in sequences
+            self._pieces(
+                tokenizer, request, prompt, sequence, partial(cached.setdefault, i), on_progress
+            )
+            for i, sequence in enumerate(sequences)
         ]
-        return Answer(chat_id, tokenizer, prompt.tokens, merged(pieces))
+        return Answer(chat_id, tokenizer, prompt.tokens, merged(pieces), cached)
 
     async def count_tokens(self, request: ChatRequest, on_progress: OnProgress) -> int:
         """Tokens of a prompt. Raises as `answer` does."""
@@ -222,7 +234,11 @@ class Chat:
 
         async def vector(number: int, prompt: tuple[int, ...]) -> npt.NDArray[np.float32]:
             wanted = GenerationRequest(
-                f"{name}-{number}", prompt, SamplingParams(pooling=loaded.pooling), max_tokens=1
+                f"{name}-{number}",
+                prompt,
+                SamplingParams(pooling=loaded.pooling),
+                max_tokens=1,
+                client=client.get(),
             )
             async with places:
                 generated = self._node.generate(model_id, wanted, on_progress)
@@ -248,9 +264,11 @@ class Chat:
         request: ChatRequest,
         prompt: Prompt,
         wanted: GenerationRequest,
+        on_begin: Callable[[int], object],
         on_progress: OnProgress,
     ) -> AsyncGenerator[Piece, None]:
-        """What comes. Closing this cancels the sequence on every node."""
+        """What comes. Closing this cancels the sequence on every node. `on_begin` is called with
+        the tokens of the prompt that were computed before."""
         text = TextStream(tokenizer, _shown(tokenizer, request))
         output = _Output(_reader(tokenizer, request, prompt), request.stop)
         waiting: list[SampledToken] = []
@@ -259,6 +277,7 @@ class Chat:
         async with contextlib.aclosing(generated), contextlib.aclosing(events):
             async for event in events:
                 ready = ""
+                on_begin(event.cached_tokens)  # only the first counts
                 if event.token is not None:
                     waiting.append(event.token)
                     ready = text.add(event.token.token_id)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.batch import ForwardBatch, Slice
+from exo.inference.engine import InferenceEngine
 from exo.inference.sampling import SamplingParams
 from exo.models.description import safetensors_files
 from exo.shard import Shard

@@ -14,87 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
+from exo.inference.batch import CacheRoom, ForwardBatch, Slice, StepOutput
 from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
-from exo.inference.sampling import Index, SampledToken, SamplingParams, sample
+from exo.inference.sampling import SampledToken, sample
 from exo.models.description import ModelDescription, absent_weights
 from exo.models.tokenizer import Tokenizer, load_tokenizer
 from exo.shard import Shard
 
 Result = TypeVar("Result")
+CACHE_MEMORY_SHARE = 0.5
+"""Share of the memory free after a shard is loaded that its KV cache may take."""
+
 OnProgress = Callable[[int, int], None]
 """Called from the engine's thread with (bytes done, bytes in all)."""
-
-
-class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """`length` consecutive tokens of one sequence, the first at position `start`.
-
-    `sampling` asks for the token that follows the last of them; None asks for nothing.
-    `prompt_length` tells where the prompt ends and generated tokens begin.
-    """
-
-    sequence_id: str
-    start: Index
-    length: Index
-    sampling: SamplingParams | None = None
-    prompt_length: Index = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    @property
-    def wants_logits(self) -> bool:
-        return self.sampling is not None and not self.sampling.pooling
-
-    @property
-    def pools(self) -> bool:
-        return self.sampling is not None and bool(self.sampling.pooling)
-
-
-class ForwardBatch(msgspec.Struct, frozen=True):
-    """One ragged step: slices one after the other, no padding.
-
-    `token_ids`: int32 [tokens], on every shard: the first embeds them, the last keeps them as the
-    history that penalties look at, and some architectures read them in every layer.
-
-    Raises:
-        InvalidFrame: the slices' lengths do not add up to the tokens.
-    """
-
-    slices: tuple[Slice, ...]
-    token_ids: npt.NDArray[np.int32]
-
-    def __post_init__(self) -> None:
-        total, are_possible = 0, True
-        for part in self.slices:
-            total += part.length
-            are_possible = are_possible and part.length >= 1 and part.start >= 0
-        if total != len(self.token_ids) or not are_possible:
-            raise InvalidFrame(
-                f"a step of {len(self.token_ids)} tokens has slices "
-                f"{[(s.start, s.length) for s in self.slices]}: "
-                "expected positive lengths that add up to the tokens"
-            )
-
-    def __iter__(self) -> Iterator[tuple[Slice, slice]]:
-        """Each slice with its rows in `token_ids` and in the hidden states."""
-        row = 0
-        for part in self.slices:
-            yield part, slice(row, row + part.length)
-            row += part.length
-
-
-class StepOutput(msgspec.Struct, frozen=True):
-    """What leaves a shard: hidden states [tokens, hidden], or on the last shard sampled tokens."""
-
-    hidden_states: npt.NDArray[Any] | None = None
-    tokens: tuple[SampledToken, ...] = ()
 
 
 class InferenceEngine(ABC):
@@ -160,6 +97,10 @@ class InferenceEngine(ABC):
         nothing. What was begun first is done first. Raises EngineFailed if the engine is closed."""
         self._post("forward", partial(self._step, shard, batch, hidden_states), on_done)
 
+    def begin_room(self, shard: Shard, on_done: Callable[[CacheRoom | ExoError], None]) -> None:
+        """What the shard's KV cache may hold and holds, without waiting: as `begin_forward`."""
+        self._post("room", partial(self.cache_room, shard), on_done)
+
     async def release(self, sequence_ids: Iterable[str]) -> None:
         """Free the KV cache of sequences; unknown ones are fine."""
         await self._begin("release", partial(self._release, tuple(sequence_ids)))
@@ -196,13 +137,22 @@ class InferenceEngine(ABC):
     def compute(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
     ) -> npt.NDArray[Any]:
-        """Hidden states [tokens, hidden], or on the last shard float32 logits [slices that want
-        them, vocabulary], one row for the last token of each, in order."""
+        """Hidden states [tokens, hidden], or on the last shard float32 logits [rows that are
+        wanted, vocabulary], those of each slice's last tokens (`Slice.logits`), in order."""
 
     @abstractmethod
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
         """[tokens, hidden] of the step computed last, on the last shard: what its head would read,
         after the final norm. Only the rows of slices that pool are told right."""
+
+    @abstractmethod
+    def take_over(self, shard: Shard, part: Slice) -> None:
+        """Have `part`'s sequence begin with the first `part.start` tokens of the one it takes over,
+        whose cache stays as it is. Raises CacheMiss where that cannot be."""
+
+    @abstractmethod
+    def cache_room(self, shard: Shard) -> CacheRoom:
+        """See `begin_room`."""
 
     @abstractmethod
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
@@ -243,6 +193,9 @@ class InferenceEngine(ABC):
             got = None if hidden_states is None else list(hidden_states.shape)
             raise InvalidFrame(f"{shard} expects hidden states of {rows} tokens, got {got}")
         try:
+            for part in batch.slices:
+                if part.takes_over:
+                    self._take_over(shard, part)
             computed = self.compute(shard, batch, hidden_states)
             if not shard.is_last:
                 return StepOutput(hidden_states=computed)
@@ -252,6 +205,14 @@ class InferenceEngine(ABC):
             self._release(tuple({part.sequence_id for part in batch.slices}))
             raise
 
+    def _take_over(self, shard: Shard, part: Slice) -> None:
+        if shard.is_last:
+            held = self._histories.get(part.takes_over, [])
+            if len(held) < part.start:
+                raise cache_miss(part, len(held))
+            self._histories[part.sequence_id] = held[: part.start]
+        self.take_over(shard, part)
+
     def _sample_rows(
         self, shard: Shard, batch: ForwardBatch, logits: npt.NDArray[Any]
     ) -> Iterator[SampledToken]:
@@ -260,14 +221,34 @@ class InferenceEngine(ABC):
             history = self._histories.setdefault(part.sequence_id, [])
             if len(history) < part.start:
                 raise cache_miss(part, len(history))
-            history[part.start :] = batch.token_ids[rows].tolist()
-            if part.wants_logits:
-                yield self.sample(shard, logits[row], part, history)
-                row += 1
+            tokens = batch.token_ids[rows].tolist()
+            certain = part.length - part.drafts
+            history[part.start :] = tokens[:certain]
+            if part.logits:
+                yield from self._verified(
+                    shard, part, history, logits[row : row + part.logits], tokens[certain:]
+                )
+                row += part.logits
             elif part.sampling is not None:
                 states = self.final_states(shard)[rows].astype("<f4")
                 pooled = states.sum(0) if part.sampling.pooling == "mean" else states[-1]
                 yield SampledToken(0, sequence_id=part.sequence_id, vector=pooled.tobytes())
+
+    def _verified(
+        self,
+        shard: Shard,
+        part: Slice,
+        history: list[int],
+        logits: npt.NDArray[Any],
+        drafts: list[int],
+    ) -> Iterator[SampledToken]:
+        """The token after the certain ones, and as long as it is what was guessed, the next."""
+        for row, draft in zip(logits, [*drafts, None], strict=True):
+            token = self.sample(shard, row, part, history)
+            yield token
+            if token.token_id != draft:
+                return
+            history.append(draft)
 
     def _release(self, sequence_ids: Sequence[str]) -> None:
         for sequence_id in sequence_ids:

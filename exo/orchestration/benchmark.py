@@ -41,7 +41,9 @@ async def measure(
 
     async def one() -> list[float]:
         prompt = tuple(random_tokens(context).tolist())
-        request = GenerationRequest(f"bench-{uuid.uuid4().hex}", prompt, GREEDY, tokens)
+        name = f"bench-{uuid.uuid4().hex}"
+        # Prompts of one run are the same: what is timed is to be computed.
+        request = GenerationRequest(name, prompt, GREEDY, tokens, reuse=False)
         async with contextlib.aclosing(node.generate(model_id, request, on_progress)) as events:
             return [time.perf_counter() async for event in events if event.token is not None]
 

@@ -315,7 +315,11 @@ class StandardNode(NodeHandler):
     async def warm_up(self, plan: RingPlan) -> None:
         """Prove the ring with one token, before the plan is published."""
         request = GenerationRequest(
-            f"warm-up-{plan.hash}", (0,), SamplingParams(temperature=0), max_tokens=1
+            f"warm-up-{plan.hash}",
+            (0,),
+            SamplingParams(temperature=0),
+            max_tokens=1,
+            reuse=False,
         )
         async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
             async for _ in events:

@@ -77,6 +77,13 @@ def refreshed(known: DeviceCapabilities) -> DeviceCapabilities:
     return replace(known, memory_available_bytes=_memory()[1])
 
 
+def free_memory(accelerator: str) -> int:
+    """Bytes that are free now, where that accelerator keeps its arrays."""
+    if accelerator == "cuda" and (card := _probe_nvidia(_probe_linux())):
+        return card.memory_available_bytes
+    return _memory()[1]
+
+
 def _probe_mac() -> DeviceCapabilities:
     total, available = _memory()
     profile = _system_profiler()

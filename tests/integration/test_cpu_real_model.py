@@ -13,8 +13,9 @@ import pytest
 from cluster import cluster
 from tokenizers import Tokenizer
 
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
-from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.engine import InferenceEngine
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
 from exo.shard import Shard

@@ -66,7 +66,7 @@ class Anthropic:
         (piece,) = await answer.gather()
         message = _message(answer, body.model)
         message |= _ending(piece) | {"content": _content(answer, piece)}
-        message["usage"]["output_tokens"] = len(piece.tokens)
+        message["usage"] = _input_usage(answer) | {"output_tokens": len(piece.tokens)}
         return web.json_response(message)
 
     async def _events(
@@ -88,7 +88,7 @@ class Anthropic:
                 if piece.finish_reason:
                     for event in blocks.end():
                         yield event
-                    usage = {"output_tokens": output_tokens}
+                    usage = _input_usage(answer) | {"output_tokens": output_tokens}
                     yield _event("message_delta", {"delta": _ending(piece), "usage": usage})
         yield _event("message_stop", {})
 
@@ -173,7 +173,7 @@ def _message(answer: Answer, model: str) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": len(answer.prompt), "output_tokens": 0},
+        "usage": _input_usage(answer) | {"output_tokens": 0},
     }
 
 
@@ -183,3 +183,9 @@ def _ending(piece: Piece) -> dict[str, Any]:
     reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
     reason = reasons.get(piece.finish_reason or "", "end_turn")
     return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _input_usage(answer: Answer) -> dict[str, int]:
+    """What was read from the cache is counted apart; before the first token nothing was, yet."""
+    cached = answer.cached_tokens
+    return {"input_tokens": len(answer.prompt) - cached, "cache_read_input_tokens": cached}

@@ -64,7 +64,10 @@ class OpenAIChat:
                 for choice in deltas[index].of(request, piece):
                     yield envelope | {"choices": [choice]}
         if body.stream_options and body.stream_options.include_usage:
-            yield envelope | {"choices": [], "usage": usage(len(answer.prompt), completion_tokens)}
+            yield envelope | {
+                "choices": [],
+                "usage": usage(len(answer.prompt), completion_tokens, answer.cached_tokens),
+            }
 
     async def _whole(self, body: ChatBody, request: ChatRequest, answer: Answer) -> dict[str, Any]:
         gathered = await answer.gather(request.choices)
@@ -79,7 +82,11 @@ class OpenAIChat:
                 }
                 for i, piece in enumerate(gathered)
             ],
-            "usage": usage(len(answer.prompt), sum(len(piece.tokens) for piece in gathered)),
+            "usage": usage(
+                len(answer.prompt),
+                sum(len(piece.tokens) for piece in gathered),
+                answer.cached_tokens,
+            ),
         }
 
 
@@ -197,12 +204,13 @@ def _event(data: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """As chat completions and completions count."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

@@ -114,9 +114,10 @@ class OpenAICompletions:
             return await stream_events(http, self._chunks(body, requests, waiting.note), waiting)
         answers = [await self._chat.answer(request, unheard) for request in requests]
         choices: list[dict[str, Any]] = []
-        prompt_tokens = completion_tokens = 0
+        prompt_tokens = completion_tokens = cached = 0
         for request, answer in zip(requests, answers, strict=True):
             prompt_tokens += len(answer.prompt)
+            cached += answer.cached_tokens
             pieces = await answer.gather(request.choices)
             completion_tokens += sum(len(piece.tokens) for piece in pieces)
             for piece in _best(pieces, body.n or 1):
@@ -124,7 +125,8 @@ class OpenAICompletions:
                 choices.append(_choice(len(choices), before, body, answer, piece))
         envelope = _envelope(answers[0], body.model)
         return web.json_response(
-            envelope | {"choices": choices, "usage": usage(prompt_tokens, completion_tokens)}
+            envelope
+            | {"choices": choices, "usage": usage(prompt_tokens, completion_tokens, cached)}
         )
 
     async def _filling(self, request: ChatRequest, suffix: str) -> ChatRequest:
@@ -161,7 +163,9 @@ class OpenAICompletions:
             yield envelope | {"choices": [_choice(place, before, body, answer, piece)]}
         if body.stream_options and body.stream_options.include_usage:
             prompt_tokens = sum(len(answer.prompt) for answer in answers)
-            yield envelope | {"choices": [], "usage": usage(prompt_tokens, completion_tokens)}
+            cached = sum(answer.cached_tokens for answer in answers)
+            counted = usage(prompt_tokens, completion_tokens, cached)
+            yield envelope | {"choices": [], "usage": counted}
 
 
 # What comes before the prompt, before the suffix, and before what is to be written between them, by

@@ -277,7 +277,7 @@ def _response(
     thought = sum(len(piece.tokens) for piece in pieces if piece.thought and not piece.text)
     usage = {
         "input_tokens": len(answer.prompt),
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": len(answer.prompt) + output_tokens,

@@ -34,7 +34,7 @@ def only_with_key(keys: Sequence[str]) -> Any:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
         if keys and not is_open and request.method != "OPTIONS":
-            given = _key_of(request)
+            given = key_of(request)
             sent = given.encode("utf-8", "surrogateescape")  # headers may be any bytes
             # All are compared, in constant time: how long it takes tells nothing.
             matches = [hmac.compare_digest(sent, key.encode()) for key in keys]
@@ -46,7 +46,8 @@ def only_with_key(keys: Sequence[str]) -> Any:
     return check
 
 
-def _key_of(request: web.Request) -> str:
+def key_of(request: web.Request) -> str:
+    """What the request brings, "" for none."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

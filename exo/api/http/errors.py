@@ -22,6 +22,8 @@ def openai_error(error: ExoError) -> dict[str, Any]:
     kind = "invalid_request_error" if error.http_status < 500 else "server_error"
     if error.http_status == 401:
         kind = "authentication_error"
+    elif error.http_status == 429:
+        kind = "rate_limit_error"
     return {
         "error": {
             "message": error.message,
@@ -57,7 +59,8 @@ def _response(path: str, status: int, error: ExoError) -> web.Response:
         shape = anthropic_error
     elif path.startswith("/api/"):
         shape = ollama_error
-    return web.json_response(shape(error), status=status)
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
+    return web.json_response(shape(error), status=status, headers=headers)
 
 
 def as_errors(failed: Callable[[ExoError], None]) -> Any:

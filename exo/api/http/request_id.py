@@ -1,18 +1,23 @@
 """A name for each request: in its answer's headers, in the log, and in the ids of its sequences,
-which every node of a ring logs."""
+which every node of a ring logs. And whose it is."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import uuid
 from contextvars import ContextVar
 
 from aiohttp import web
 
+from exo.api.http.access import key_of
 from exo.api.http.routes import Handler
 from exo.logs import request_id
 
 HEADER = "X-Request-Id"
+
+client: ContextVar[str] = ContextVar("client", default="")
+"""Whose request is served: among clients schedulers take turns."""
 
 _answers: ContextVar[itertools.count[int] | None] = ContextVar("answers", default=None)
 
@@ -24,7 +29,15 @@ async def with_request_id(request: web.Request, handler: Handler) -> web.StreamR
     request["request_id"] = name
     request_id.set(name)
     _answers.set(itertools.count())
+    client.set(client_of(request))
     return await handler(request)
+
+
+def client_of(request: web.Request) -> str:
+    """Whose key it brings, by a digest, or the machine it comes from."""
+    if key := key_of(request):
+        return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return request.remote or ""
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from exo.errors import CacheMiss, EngineFailed, ModelUnsupported, Overloaded
+from exo.inference.batch import CacheRoom, ForwardBatch, Slice
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.cores import usable_cores
 from exo.inference.cpu.shard_model import CheckpointModel
-from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress
+from exo.inference.engine import CACHE_MEMORY_SHARE, InferenceEngine, OnProgress
 from exo.models.description import ModelDescription, describe_checkpoint
 from exo.shard import Shard
+from exo.topology.capabilities import free_memory
 
 if TYPE_CHECKING:
     from exo.inference.mlx.engine import MLXEngine
 
 logger = logging.getLogger(__name__)
 
-CACHE_MEMORY_SHARE = 0.5
-"""Share of the memory free after a shard is loaded that its KV cache may take."""
-
 
 def _free_for_the_cache() -> int:
-    return int(psutil.virtual_memory().available * CACHE_MEMORY_SHARE)
+    return int(free_memory("cpu") * CACHE_MEMORY_SHARE)
 
 
 class CPUEngine(InferenceEngine):
@@ -115,7 +113,7 @@ class CPUEngine(InferenceEngine):
         if shard in self._on_mlx:
             return self._mlx.compute(shard, batch, hidden_states)
         slices = [
-            native.Slice(part.sequence_id, part.start, part.length, part.wants_logits)
+            native.Slice(part.sequence_id, part.start, part.length, part.logits)
             for part in batch.slices
         ]
         rows = None
@@ -135,6 +133,22 @@ class CPUEngine(InferenceEngine):
         if shard in self._on_mlx:
             return self._mlx.final_states(shard)
         return self._models[shard].final_states()
+
+    def take_over(self, shard: Shard, part: Slice) -> None:
+        if shard in self._on_mlx:
+            self._mlx.take_over(shard, part)
+            return
+        try:
+            self._models[shard].take_over(part.sequence_id, part.takes_over, part.start)
+        except native.CacheMissError as error:
+            raise CacheMiss(str(error)) from error
+
+    def cache_room(self, shard: Shard) -> CacheRoom:
+        if shard in self._on_mlx:
+            return self._mlx.cache_room(shard)
+        model = self._models[shard]
+        pages = model.cache_limit_bytes // model.page_bytes
+        return CacheRoom(pages, model.cache_bytes // model.page_bytes, is_paged=True)
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         for model in self._models.values():

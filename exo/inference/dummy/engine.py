@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import InvalidRequest
-from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress, Slice, cache_miss
+from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
+from exo.inference.engine import InferenceEngine, OnProgress, cache_miss
 from exo.inference.sampling import SampledToken
 from exo.models.description import ModelDescription
 from exo.models.tokenizer import ByteTokenizer, Tokenizer
@@ -23,6 +24,7 @@ N_LAYERS = 8
 VOCABULARY = 258  # bytes, then beginning and end of text
 HIDDEN = 4
 CONTEXT_LENGTH = 4096
+CACHE_PAGES = 4096
 LAYER_BYTES = 1_000_000
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 
@@ -117,10 +119,10 @@ class DummyEngine(InferenceEngine):
             cache[part.start :] = states[rows, 0].astype(int).tolist()
             states[rows, 1] = np.arange(part.start, part.end)
             states[rows, 2] += shard.layer_count
-            if shard.is_last and part.wants_logits:
+            for end in range(part.end - part.logits + 1, part.end + 1) if shard.is_last else ():
                 assert states[rows.stop - 1, 2] == N_LAYERS, "a layer was skipped or run twice"
                 row = np.zeros(VOCABULARY, np.float32)
-                row[_LETTERS[sum(cache) * (part.end + 7) % len(_LETTERS)]] = 10.0
+                row[_LETTERS[sum(cache[:end]) * (end + 7) % len(_LETTERS)]] = 10.0
                 logits.append(row)
         if shard.is_last:
             self._final = states
@@ -140,6 +142,17 @@ class DummyEngine(InferenceEngine):
 
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
         return self._final
+
+    def take_over(self, shard: Shard, part: Slice) -> None:
+        held = self._caches.get((shard, part.takes_over), [])
+        if len(held) < part.start:
+            raise cache_miss(part, len(held))
+        self._caches[shard, part.sequence_id] = held[: part.start]
+
+    def cache_room(self, shard: Shard) -> CacheRoom:
+        held = [kept for key, kept in self._caches.items() if key[0] == shard]
+        pages = int(os.environ.get("EXO_DUMMY_PAGES", CACHE_PAGES))
+        return CacheRoom(pages, sum(-(-len(kept) // PAGE_TOKENS) for kept in held), is_paged=True)
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)

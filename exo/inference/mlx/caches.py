@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from typing import Any
 
 import mlx.core as mx
@@ -59,3 +60,18 @@ def _arrays_in(values: Iterable[Any]) -> Iterator[mx.array]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _arrays_in(value)
+
+
+def copied(value: Any) -> Any:
+    """Caches that go their own way from here. Arrays are shared until one side writes to them."""
+    if isinstance(value, mx.array):
+        return mx.array(
+            value
+        )  # a handle of its own: writing to a slice changes what a handle holds
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(item) for item in value)
+    if hasattr(value, "caches") or hasattr(value, "is_trimmable"):
+        twin = copy(value)
+        vars(twin).update({name: copied(held) for name, held in vars(value).items()})
+        return twin
+    return value

@@ -15,7 +15,13 @@ import numpy.typing as npt
 import psutil
 
 from exo.errors import CacheMiss
-from exo.inference.engine import ForwardBatch, InferenceEngine, OnProgress, Slice, cache_miss
+from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
+from exo.inference.engine import (
+    CACHE_MEMORY_SHARE,
+    InferenceEngine,
+    OnProgress,
+    cache_miss,
+)
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.host_linear import (
     dense_bytes,
@@ -30,6 +36,7 @@ from exo.models.description import (
     spare_weights,
 )
 from exo.shard import Shard
+from exo.topology.capabilities import free_memory
 
 if TYPE_CHECKING:
     from exo.inference.mlx.cut_model import CutModel
@@ -40,6 +47,9 @@ DENSE_MEMORY_SHARE = 0.5
 """Share of the free memory that float32 copies of a shard's weights may take on a CPU. Larger
 shards keep their packed weights and MLX's own, slower, kernels."""
 
+KV_STEP = 256
+"""Tokens for which mlx-lm's caches take memory at a time."""
+
 
 @dataclass
 class _Loaded:
@@ -48,6 +58,8 @@ class _Loaded:
     model: CutModel
     shards: set[Shard] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
+    cache_pages: dict[Shard, int] = field(default_factory=dict)
+    """So many pages of the KV cache memory has room for."""
 
 
 @dataclass
@@ -109,7 +121,9 @@ class MLXEngine(InferenceEngine):
         loaded.in_memory |= wanted
         try:
             self._read_layers(loaded.model, missing, on_progress)
-            self._read_the_rest(shard, loaded.model)
+            page_bytes = self._read_the_rest(shard, loaded.model)
+            free = free_memory("cpu" if self._on_cpu or mx.metal.is_available() else "cuda")
+            loaded.cache_pages[shard] = int(free * CACHE_MEMORY_SHARE) // page_bytes
         except BaseException:
             self.unload_shard(shard)
             raise
@@ -144,8 +158,10 @@ class MLXEngine(InferenceEngine):
             return False
         return True
 
-    def _read_the_rest(self, shard: Shard, model: CutModel) -> None:
-        """A first token brings in what of embedding, norms and head this shard uses."""
+    def _read_the_rest(self, shard: Shard, model: CutModel) -> int:
+        """A first token brings in what of embedding, norms and head this shard uses. The bytes that
+        a page of its KV cache takes; windows and states, which do not grow, count as if they did.
+        """
         rows = None
         if not shard.is_first:
             rows = mx.zeros((1, model.boundaries[shard.start_layer - 1].features))
@@ -154,6 +170,8 @@ class MLXEngine(InferenceEngine):
         mx.eval(
             model.forward(shard.start_layer, shard.end_layer, token, rows, caches, want_logits=True)
         )
+        allocated = sum(array.nbytes for array in kv.arrays(caches))
+        return max(1, allocated * PAGE_TOKENS // KV_STEP)
 
     def unload_shard(self, shard: Shard) -> None:
         loaded = self._loaded.get(shard.model_id)
@@ -190,7 +208,7 @@ class MLXEngine(InferenceEngine):
                 mx.array(batch.token_ids[rows]),
                 received,
                 sequence.caches,
-                want_logits=part.wants_logits,
+                want_logits=bool(part.logits),
                 want_states=part.pools,
             )
             sequence.length = part.end
@@ -222,14 +240,37 @@ class MLXEngine(InferenceEngine):
             held = self._sequences[key] = _SequenceCache(model.new_caches())
         elif held is None or held.length < part.start:
             raise cache_miss(part, held.length if held else 0)
-        elif held.length > part.start:
-            if not kv.truncate(held.caches, held.length - part.start):
-                raise CacheMiss(
-                    f"sequence {part.sequence_id}: a cache of {model.model_type} holds "
-                    f"{held.length} tokens and cannot be cut back to {part.start}"
-                )
-            held.length = part.start
+        else:
+            self._cut_back(shard, part, held)
         return held
+
+    def _cut_back(self, shard: Shard, part: Slice, held: _SequenceCache) -> None:
+        if held.length == part.start:
+            return
+        if not kv.truncate(held.caches, held.length - part.start):
+            raise CacheMiss(
+                f"sequence {part.sequence_id}: a cache of "
+                f"{self._loaded[shard.model_id].model.model_type} holds "
+                f"{held.length} tokens and cannot be cut back to {part.start}"
+            )
+        held.length = part.start
+
+    def take_over(self, shard: Shard, part: Slice) -> None:
+        held = self._sequences.get((shard, part.takes_over))
+        if held is None or held.length < part.start:
+            raise cache_miss(part, held.length if held else 0)
+        taken = _SequenceCache(kv.copied(held.caches), held.length)
+        self._cut_back(shard, part, taken)
+        self._sequences[shard, part.sequence_id] = taken
+
+    def cache_room(self, shard: Shard) -> CacheRoom:
+        loaded = self._loaded[shard.model_id]
+        held = sum(
+            -(-cache.length // PAGE_TOKENS)
+            for key, cache in self._sequences.items()
+            if key[0] == shard
+        )
+        return CacheRoom(loaded.cache_pages[shard], held, is_paged=False)
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)

@@ -20,7 +20,7 @@ from exo.topology.capabilities import DeviceCapabilities
 
 Wanted = TypeVar("Wanted")
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever nodes of two versions could misunderstand each other."""
 
 
@@ -59,20 +59,28 @@ class StepFailure:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One sequence to generate: prompt, how to sample, when to end."""
+    """One sequence to generate: prompt, how to sample, when to end.
+
+    `client` is whose it is, among whom turns are taken. `reuse`: what earlier sequences that begin
+    alike have computed is used.
+    """
 
     sequence_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
     eos_token_ids: frozenset[int] = field(default=frozenset())
+    client: str = ""
+    reuse: bool = True
 
 
 class GenerationEvent(msgspec.Struct, frozen=True):
-    """A token, or the end: `finish_reason` is "stop" or "length" on the last event."""
+    """A token, or the end: `finish_reason` is "stop" or "length" on the last event. The first tells
+    how many tokens of the prompt were `cached`, computed before."""
 
     token: SampledToken | None = None
     finish_reason: str = ""
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -285,6 +293,8 @@ def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateR
         sampling=msgspec.msgpack.encode(request.sampling),
         max_tokens=request.max_tokens,
         eos_token_ids=sorted(request.eos_token_ids),
+        client=request.client,
+        no_reuse=not request.reuse,
     )
 
 
@@ -296,6 +306,8 @@ def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
         _decoded(message.sampling, SamplingParams),
         message.max_tokens,
         frozenset(message.eos_token_ids),
+        message.client,
+        not message.no_reuse,
     )
 
 
@@ -303,13 +315,14 @@ def event_to_pb(event: GenerationEvent) -> pb.GenerateEvent:
     return pb.GenerateEvent(
         token=msgspec.msgpack.encode(event.token) if event.token else b"",
         finish_reason=event.finish_reason,
+        cached_tokens=event.cached_tokens,
     )
 
 
 def event_from_pb(message: pb.GenerateEvent) -> GenerationEvent:
     """Raises InvalidFrame where the token cannot be read."""
     token = _decoded(message.token, SampledToken) if message.token else None
-    return GenerationEvent(token, message.finish_reason)
+    return GenerationEvent(token, message.finish_reason, message.cached_tokens)
 
 
 def _decoded(data: bytes, kind: type[Wanted]) -> Wanted:

@@ -934,11 +934,17 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    NO_REUSE_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     sequence_id: _builtins.str
     sampling: _builtins.bytes
     """SamplingParams in MessagePack, as in the ring's frames"""
     max_tokens: _builtins.int
+    client: _builtins.str
+    """whose it is, for fairness"""
+    no_reuse: _builtins.bool
+    """compute all of the prompt"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -952,10 +958,12 @@ class GenerateRequest(_message.Message):
         sampling: _builtins.bytes = ...,
         max_tokens: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        client: _builtins.str = ...,
+        no_reuse: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "no_reuse", b"no_reuse", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -967,19 +975,23 @@ class GenerateEvent(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
     """SampledToken in MessagePack, as in the ring's frames; empty: none"""
     finish_reason: _builtins.str
     """"stop" or "length" on the last event, else empty"""
+    cached_tokens: _builtins.int
+    """with the first: tokens of the prompt that were computed before"""
     def __init__(
         self,
         *,
         token: _builtins.bytes = ...,
         finish_reason: _builtins.str = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

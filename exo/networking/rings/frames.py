@@ -3,7 +3,7 @@
 Not protobuf, which makes a Python object of every field that is looked at: a step costs it three
 times as long to write and to read where it matters, in a process whose caches hold weights
 (docs/decisions/008). A frame is an array of a number for its kind and then the fields of `_Step`,
-`StepResult` or `Release`, in order, the structs in them being arrays as well.
+`StepResult`, `Release` or `Rooms`, in order, the structs in them being arrays as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import InvalidFrame
-from exo.inference.engine import ForwardBatch, Slice
+from exo.inference.batch import CacheRoom, ForwardBatch, Slice
 from exo.inference.sampling import Index, SampledToken
 
 DTYPES: dict[str, np.dtype] = {
@@ -61,11 +61,24 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=3):
     sequence_ids: tuple[str, ...]
 
 
-Frame = Step | StepResult | Release
+class MemberRoom(msgspec.Struct, frozen=True, array_like=True):
+    """What a member's part of the KV cache may hold."""
+
+    node_id: str
+    room: CacheRoom
+
+
+class Rooms(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The head asks how much room there is: every member adds its own, the tail gives it back."""
+
+    members: tuple[MemberRoom, ...] = ()
+
+
+Frame = Step | StepResult | Release | Rooms
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[_Step | StepResult | Release] = msgspec.msgpack.Decoder(
-    _Step | StepResult | Release
+_DECODER: msgspec.msgpack.Decoder[_Step | StepResult | Release | Rooms] = msgspec.msgpack.Decoder(
+    _Step | StepResult | Release | Rooms
 )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame, PeerUnavailable
-from exo.inference.engine import InferenceEngine, StepOutput
+from exo.inference.batch import CacheRoom, StepOutput
+from exo.inference.engine import InferenceEngine
 from exo.networking.calls.messages import StepFailure
-from exo.networking.rings.frames import Release, Step, StepResult
+from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
 from exo.networking.rings.stream import RingStream
 from exo.orchestration.serving.busy_poll import BusyPoll
 from exo.shard import RingPlan
@@ -24,8 +25,8 @@ Report = Callable[[StepFailure], Awaitable[None]]
 class Rank:
     """This node's place in one plan: frames come in, in order; their outcome goes on.
 
-    `deliver` takes a result when this node is both tail and head; otherwise results travel over
-    the link, whose other end is the head. `report` tells the head of failures.
+    `deliver` takes what comes back to the head when this node is both tail and head; otherwise that
+    travels over the link, whose other end is the head. `report` tells the head of failures.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Rank:
         node_id: str,
         engine: InferenceEngine,
         link: RingStream | None,
-        deliver: Callable[[StepResult], None],
+        deliver: Callable[[StepResult | Rooms], None],
         report: Report,
     ) -> None:
         self.plan = plan
@@ -62,7 +63,7 @@ class Rank:
         if self._link is not None:
             self._tasks.background(self._watch(self._link), "watch link")
 
-    def accept(self, frame: Step | Release) -> None:
+    def accept(self, frame: Step | Release | Rooms) -> None:
         """Give a frame from the member before to the engine, which does them in order.
 
         Raises:
@@ -94,10 +95,12 @@ class Rank:
             self._engine.begin_forward(
                 self.shard, frame.batch, frame.hidden_states, partial(self._on_output, frame)
             )
-        else:
+        elif isinstance(frame, Release):
             self._live.difference_update(frame.sequence_ids)
-            on_done = partial(self._on_released, frame)
-            self._engine.begin_release(frame.sequence_ids, on_done)
+            on_released = partial(self._on_released, frame)
+            self._engine.begin_release(frame.sequence_ids, on_released)
+        else:
+            self._engine.begin_room(self.shard, partial(self._on_room, frame))
 
     async def close(self) -> None:
         """Stop, cut the link, free the KV caches of this plan's sequences."""
@@ -143,9 +146,22 @@ class Rank:
             # Nobody waits for a release; a cache that is left goes with the plan.
             logger.warning("%s on %s: release: %s", self.shard, self._node_id, error.message)
 
+    def _on_room(self, asked: Rooms, outcome: CacheRoom | ExoError) -> None:
+        try:
+            if isinstance(outcome, ExoError):
+                raise outcome
+            rooms = Rooms((*asked.members, MemberRoom(self._node_id, outcome)))
+            if self._link is None:
+                tell(self._loop, self._on_result, rooms)
+            else:
+                self._link.send(rooms)
+        except ExoError as error:
+            # The head asks again; until then it goes by what it was told before.
+            logger.warning("%s on %s: room: %s", self.shard, self._node_id, error.message)
+
     # On the event loop --------------------------------------------------------------------------
 
-    def _on_result(self, result: StepResult) -> None:
+    def _on_result(self, result: StepResult | Rooms) -> None:
         if not self._closed:
             self._deliver(result)
 

@@ -14,7 +14,7 @@ from exo.inference.engine import InferenceEngine
 from exo.models.description import ModelDescription
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.calls.peer_handle import PeerHandle
-from exo.networking.rings.frames import Frame, StepResult
+from exo.networking.rings.frames import Frame, Rooms, StepResult
 from exo.orchestration.serving.rank import Rank
 from exo.orchestration.serving.scheduler import Load, Scheduler
 from exo.shard import RingPlan, Shard
@@ -163,12 +163,13 @@ class Rings:
             raise PlanMismatch(
                 f"a frame is of plan {plan_hash}; node {self._node_id} holds {[*self._ranks]}"
             )
-        if not isinstance(frame, StepResult):
-            if plan_hash in self._schedulers:
+        heads = plan_hash in self._schedulers
+        if isinstance(frame, StepResult | Rooms) and heads:
+            self._schedulers[plan_hash].on_result(frame)
+        elif not isinstance(frame, StepResult):
+            if heads:
                 raise InvalidFrame(f"the head of {plan_hash} was sent a step by its tail")
             rank.accept(frame)
-        elif plan_hash in self._schedulers:
-            self._schedulers[plan_hash].on_result(frame)
         else:
             raise InvalidFrame(f"node {self._node_id} was sent a result but is not the head")
 
@@ -248,7 +249,7 @@ class Rings:
         for plan_hash in list(self._ranks):
             await self.drop(plan_hash)
 
-    def _deliver(self, plan: RingPlan) -> Callable[[StepResult], None]:
+    def _deliver(self, plan: RingPlan) -> Callable[[StepResult | Rooms], None]:
         return lambda result: self._schedulers[plan.hash].on_result(result)
 
     async def _report(self, failure: StepFailure) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -21,27 +22,24 @@ from exo.errors import (
     PlanMismatch,
     StepTimeout,
 )
-from exo.inference.engine import ForwardBatch
+from exo.inference.batch import ForwardBatch
+from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
-from exo.networking.rings.frames import Release, Step, StepResult
-from exo.orchestration.serving.sequence import MAX_CACHE_MISSES, Sequence
+from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
+from exo.orchestration.serving.batching import Batcher
+from exo.orchestration.serving.kv_memory import KEPT_S, CacheUse, KVMemory
+from exo.orchestration.serving.pace import Pace
+from exo.orchestration.serving.sequence import MAX_CACHE_MISSES, Sequence, by_rank
+from exo.orchestration.serving.waiting import WaitingLine, full
 from exo.shard import RingPlan
 
 logger = logging.getLogger(__name__)
 
-PREFILL_CHUNK = 256
-"""Tokens of a prompt in one step. Larger fills a device better; smaller lets running answers go on
-sooner and keeps hidden states on the wire small."""
+MAX_REQUESTS = 512
+"""Sequences that may run or wait."""
 
-RING_PREFILL_CHUNK = 32
-"""The same where the plan has several members, who work on different chunks at once: a prompt of n
-chunks keeps m members busy n / (n + m - 1) of the time."""
-
-MAX_RUNNING = 16
-"""Sequences with a KV cache at once."""
-
-MAX_WAITING = 256
-"""Sequences that may wait for one of those places."""
+ROOM_S = 1.0
+"""The members are asked so often how much room their caches have, while steps go around."""
 
 
 class _Flight(msgspec.Struct, frozen=True):
@@ -50,6 +48,10 @@ class _Flight(msgspec.Struct, frozen=True):
     step: Step
     attempts: dict[str, int]
     deadline: float  # of the event loop's clock
+    decoded: int
+    """Tokens of sequences that decode."""
+    prefilled: int
+    """Tokens of prompts."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -60,11 +62,21 @@ class Load(msgspec.Struct, frozen=True):
     waiting: int
     steps: int
     step_seconds: float
+    tokens: int
+    """Generated."""
+    preempted: int
+    """Times that a sequence gave its pages to older ones, to begin again later."""
+    reused: int
+    """Tokens of prompts that were computed before."""
+    cache: CacheUse
 
 
 class Scheduler:
-    """As many steps are in flight as the ring has members. Each holds one token of its share of the
-    decoding sequences, and at most one chunk of one prompt.
+    """As many steps are in flight as the ring has members. Each holds what comes next of its share
+    of the decoding sequences, and a chunk of prompts.
+
+    Sequences run while the ring's KV cache has room for them. When it has none left the youngest
+    gives its pages back and begins again later: what it has said stays said.
 
     `submit` gives a frame to the head's own rank. `on_broken` is called once when the ring can
     serve no longer.
@@ -73,16 +85,24 @@ class Scheduler:
     def __init__(
         self,
         plan: RingPlan,
-        submit: Callable[[Step | Release], None],
+        submit: Callable[[Step | Release | Rooms], None],
         on_broken: Callable[[RingPlan, ExoError], None],
         step_timeout_s: float,
+        max_requests: int = MAX_REQUESTS,
     ) -> None:
         self.plan = plan
         self._submit = submit
         self._on_broken = on_broken
         self._step_timeout_s = step_timeout_s
-        self._running: dict[str, Sequence] = {}
-        self._waiting: dict[str, Sequence] = {}
+        self._max_requests = max_requests
+        self._depth = len(plan.members)
+        self._pace = Pace(self._depth)
+        self._memory = KVMemory(lambda gone: submit(Release(gone)))
+        self._line = WaitingLine(max_requests)
+        self._batcher = Batcher(plan, self._line, self._memory, self._pace, self._end_of)
+        self._rooms: tuple[MemberRoom, ...] = ()
+        self._asked_for_rooms = -math.inf
+        self._ranks = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
         self._idle_since = time.monotonic()
@@ -90,20 +110,34 @@ class Scheduler:
         self._in_flight: dict[int, _Flight] = {}
         self._outcomes: deque[StepResult | StepFailure] = deque()
         self._untold: list[tuple[Sequence, GenerationEvent | ExoError]] = []
-        self._depth = len(plan.members)
-        self._chunk = PREFILL_CHUNK if self._depth == 1 else RING_PREFILL_CHUNK
         self._ended: ExoError | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
         self._done = 0
         self._done_seconds = 0.0
+        self._tokens = 0
 
     @property
     def load(self) -> Load:
-        return Load(len(self._running), len(self._waiting), self._done, self._done_seconds)
+        return Load(
+            len(self._batcher.running),
+            len(self._line),
+            self._done,
+            self._done_seconds,
+            self._tokens,
+            self._batcher.preempted,
+            self._batcher.reused,
+            self._memory.use(self._batcher.running),
+        )
+
+    @property
+    def rooms(self) -> tuple[MemberRoom, ...]:
+        """What each member's cache may hold and held, when it was asked last."""
+        return self._rooms
 
     @property
     def sequence_count(self) -> int:
-        return len(self._running) + len(self._waiting)
+        return len(self._batcher.running) + len(self._line)
 
     @property
     def idle_s(self) -> float | None:
@@ -116,16 +150,18 @@ class Scheduler:
         Raises:
             PlanMismatch: this plan takes no new sequences.
             Overloaded: too many are waiting.
+            PromptTooLong: not even alone would it find room in the KV cache.
             ExoError: whatever failed the sequence.
         """
         if self._ended is not None:
             raise PlanMismatch(
                 f"plan {self.plan.hash} of {self.plan.model_id} ended: {self._ended.message}"
             )
-        if len(self._waiting) >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} requests are waiting for {self.plan.model_id} already")
-        sequence = Sequence(request)
-        self._waiting[sequence.id] = sequence
+        self._batcher.check_length(len(request.prompt))
+        sequence = Sequence(request, next(self._ranks))
+        if displaced := self._line.add(sequence, len(self._batcher.running)):
+            displaced.fail()
+            displaced.tell(full(self._max_requests))
         self._idle.clear()
         try:
             self._go_on()
@@ -137,9 +173,13 @@ class Scheduler:
         finally:
             self._drop(sequence)
 
-    def on_result(self, result: StepResult) -> None:
+    def on_result(self, result: StepResult | Rooms) -> None:
         """The tail's answer. One for a step nobody waits for is too late and ignored."""
-        self._outcomes.append(result)
+        if isinstance(result, Rooms):
+            self._rooms = result.members
+            self._memory.learn([member.room for member in result.members])
+        else:
+            self._outcomes.append(result)
         self._go_on()
 
     def on_failure(self, failure: StepFailure) -> None:
@@ -155,7 +195,7 @@ class Scheduler:
         """Fail everything and take nothing new."""
         self.refuse_new(error)
         self._in_flight.clear()
-        for sequence in [*self._running.values(), *self._waiting.values()]:
+        for sequence in [*self._batcher.running.values(), *self._line]:
             self._fail_sequence(sequence, error)
         self._tell()
 
@@ -167,17 +207,19 @@ class Scheduler:
         await self._idle.wait()
 
     def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for timer in (self._alarm, self._sweep):
+            if timer is not None:
+                timer.cancel()
 
     def _go_on(self) -> None:
         """Something has changed: take what came back and send what can be sent. At once, not in a
         task of its own, whose wake-up would cost every token time."""
         try:
             self._settle()
-            self._admit()
-            while len(self._in_flight) < self._depth and (step := self._next_step()):
-                self._submit(step)
+            self._ask_for_rooms()
+            self._batcher.admit()
+            while len(self._in_flight) < self._depth and self._send_step():
+                pass
             self._set_alarm()
             self._tell()
         except Exception as error:
@@ -228,47 +270,45 @@ class Scheduler:
                 continue
             if isinstance(outcome, StepResult):
                 begun = flight.deadline - self._step_timeout_s
+                took = asyncio.get_running_loop().time() - begun
                 self._done += 1
-                self._done_seconds += asyncio.get_running_loop().time() - begun
+                self._done_seconds += took
+                self._pace.took(took, flight.decoded, flight.prefilled)
                 self._take(flight, outcome)
             else:
                 self._fail(flight, outcome.error)
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < MAX_RUNNING:
-            sequence_id = next(iter(self._waiting))
-            self._running[sequence_id] = self._waiting.pop(sequence_id)
+    def _ask_for_rooms(self) -> None:
+        """Memory is not asked for while nothing runs: idle stays idle."""
+        now = asyncio.get_running_loop().time()
+        if self.sequence_count and now - self._asked_for_rooms >= ROOM_S:
+            self._asked_for_rooms = now
+            self._submit(Rooms())
 
-    def _next_step(self) -> Step | None:
-        chosen = self._next_decoding()
-        prefilling = next((s for s in self._running.values() if s.can_prefill), None)
-        if prefilling is not None:
-            chosen.append(prefilling)
-        if not chosen:
-            return None
-        slices = tuple(sequence.next_slice(self._chunk) for sequence in chosen)
-        token_ids: list[int] = []
-        for sequence, part in zip(chosen, slices, strict=True):
-            token_ids += sequence.tokens[part.start : part.end]
-            sequence.scheduled = part.end
-            sequence.in_flight += 1
+    def _send_step(self) -> bool:
+        """Whether there is something to do before what is in flight comes back."""
+        decoding, prompts = self._batcher.next_parts(nothing_else_runs=not self._in_flight)
+        parts = decoding + prompts
+        if not parts:
+            return False
+        token_ids = [token for part in parts for token in part.token_ids]
+        slices = tuple(part.slice for part in parts)
         self._step += 1
         step = Step(self._step, ForwardBatch(slices, np.array(token_ids, np.int32)))
-        deadline = asyncio.get_running_loop().time() + self._step_timeout_s
-        attempts = {sequence.id: sequence.attempt for sequence in chosen}
-        self._in_flight[step.number] = _Flight(step, attempts, deadline)
-        return step
-
-    def _next_decoding(self) -> list[Sequence]:
-        """Those to decode in the next step: of all that decode a share for each member of the ring,
-        so that every one has some to work on."""
-        ready = [sequence for sequence in self._running.values() if sequence.can_decode]
-        decoding = sum(sequence.is_decoding for sequence in self._running.values())
-        return ready[: math.ceil(decoding / self._depth)]
+        self._in_flight[step.number] = _Flight(
+            step,
+            {part.sequence.id: part.sequence.attempt for part in parts},
+            asyncio.get_running_loop().time() + self._step_timeout_s,
+            sum(part.slice.length for part in decoding),
+            sum(part.slice.length for part in prompts),
+        )
+        self._submit(step)
+        self._batcher.sent(parts)
+        return True
 
     def _sequences_of(self, flight: _Flight) -> dict[str, Sequence]:
         """Those that still run the attempt the step was part of."""
-        running = ((sid, self._running.get(sid)) for sid in flight.attempts)
+        running = ((sid, self._batcher.running.get(sid)) for sid in flight.attempts)
         return {
             sid: sequence
             for sid, sequence in running
@@ -278,7 +318,9 @@ class Scheduler:
         }
 
     def _take(self, flight: _Flight, result: StepResult) -> None:
-        tokens = {token.sequence_id: token for token in result.tokens}
+        tokens: dict[str, list[SampledToken]] = defaultdict(list)
+        for token in result.tokens:
+            tokens[token.sequence_id].append(token)
         sequences = self._sequences_of(flight)
         for part in flight.step.batch.slices:
             sequence = sequences.get(part.sequence_id)
@@ -287,37 +329,74 @@ class Scheduler:
             sequence.in_flight -= 1
             if part.sampling is None:
                 continue
-            token = tokens.get(part.sequence_id)
-            if token is None:
-                missing = f"the tail sampled nothing for {part.sequence_id}"
-                self._fail_sequence(sequence, PlanMismatch(missing))
-            elif token.refusal:
-                self._fail_sequence(sequence, InvalidRequest(token.refusal))
+            sampled = tokens.get(part.sequence_id)
+            if not sampled or len(sampled) > part.drafts + 1:
+                wrong = f"the tail sampled {len(sampled or ())} tokens for {part.sequence_id}"
+                self._fail_sequence(sequence, PlanMismatch(wrong))
+            elif sampled[0].refusal:
+                self._fail_sequence(sequence, InvalidRequest(sampled[0].refusal))
             else:
-                self._untold += ((sequence, event) for event in sequence.add(token))
+                events = sequence.add(sampled)
+                self._tokens += len(events)
+                self._untold += ((sequence, event) for event in events)
 
     def _fail(self, flight: _Flight, error: ExoError) -> None:
-        """A cache miss is answered by prefilling again; anything else ends the step's sequences.
+        """A cache miss is answered by prefilling again, a cache that is full by making way;
+        anything else ends the step's sequences.
 
         The engine that failed has dropped their caches; the others drop them at the release, or
         when the sequence begins again at 0."""
-        for sequence in self._sequences_of(flight).values():
+        slices = flight.step.batch.slices
+        if isinstance(error, CacheMiss):
+            for part in slices:
+                if part.takes_over:
+                    cut = part.start < self._memory.holds(part.takes_over)
+                    cannot = cut and not self._memory.ledger.is_paged
+                    self._memory.distrust(part.takes_over, cannot_cut=cannot)
+        for part in slices:
+            self._memory.distrust(part.sequence_id)
+        sequences = sorted(self._sequences_of(flight).values(), key=by_rank)
+        if isinstance(error, Overloaded):
+            # A member has less room than it said: another plan, whose time is over, has some yet.
+            self._memory.ledger.shrink()
+            for younger in sequences[1:]:
+                self._batcher.preempt(younger)
+            del sequences[1:]
+        for sequence in sequences:
             sequence.begin_again()
             sequence.cache_misses += 1
-            if not isinstance(error, CacheMiss) or sequence.cache_misses > MAX_CACHE_MISSES:
+            retried = isinstance(error, CacheMiss | Overloaded)
+            if not retried or sequence.cache_misses > MAX_CACHE_MISSES:
                 self._fail_sequence(sequence, error)
 
+    def _end_of(self, sequence: Sequence, end: GenerationEvent | ExoError) -> None:
+        self._untold.append((sequence, end))
+
     def _fail_sequence(self, sequence: Sequence, error: ExoError) -> None:
-        sequence.done = True
-        self._untold.append((sequence, error))
+        sequence.fail()
+        self._end_of(sequence, error)
 
     def _drop(self, sequence: Sequence) -> None:
+        """Nobody waits for it any longer. What it has computed is kept for who begins alike."""
         sequence.done = True
-        started = self._running.pop(sequence.id, None)
-        self._waiting.pop(sequence.id, None)
-        if started is not None:
-            self._submit(Release((sequence.id,)))
-        if not self._running and not self._waiting:
+        self._line.remove(sequence)
+        if self._batcher.running.pop(sequence.id, None) is not None:
+            if sequence.failed or not sequence.may_reuse:
+                self._memory.drop(sequence.id)
+            else:
+                self._memory.keep(sequence.id)
+                self._set_sweep()
+        if not self.sequence_count:
             self._idle.set()
             self._idle_since = time.monotonic()
         self._go_on()
+
+    def _set_sweep(self) -> None:
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._on_sweep)
+
+    def _on_sweep(self) -> None:
+        self._sweep = None
+        again_in = self._memory.drop_old()
+        if again_in is not None:
+            self._sweep = asyncio.get_running_loop().call_later(again_in, self._on_sweep)

@@ -8,26 +8,35 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import ExoError
+from exo.inference.batch import Slice
 from exo.inference.constrained import MAX_FORCED
-from exo.inference.engine import Slice
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest
+from exo.orchestration.serving.prefixes import common
 
 MAX_CACHE_MISSES = 3
+"""One after the other, with no token between them."""
 
 
 class Sequence:
-    """`tokens` is the prompt and what was generated; `scheduled` of them have been sent through the
-    ring, `in_flight` steps of them have not come back. `attempt` counts the times it began."""
+    """`tokens` is the prompt and what was generated; the first `scheduled` of them have been sent
+    through the ring, `in_flight` steps of them have not come back. `attempt` counts the times it
+    began; the lower its `rank`, the earlier it came. `cached`: tokens of the prompt that others had
+    computed.
+    """
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, rank: int = 0) -> None:
         self.request = request
+        self.rank = rank
         self.tokens: list[int] = list(request.prompt)
         self.scheduled = 0
         self.in_flight = 0
         self.attempt = 0
+        self.cached = 0
         self.cache_misses = 0
         self.done = False
+        self.failed = False
+        self._shared: dict[str, int] = {}
         self._pooled: npt.NDArray[np.float32] | None = None
         self._events: asyncio.Queue[GenerationEvent | ExoError] = asyncio.Queue()
 
@@ -38,14 +47,14 @@ class Sequence:
     @property
     def can_decode(self) -> bool:
         """A token sampled last is left to compute, with those that a constraint had follow it."""
-        return self.is_decoding and not self.in_flight and self._unscheduled > 0
+        return self.is_decoding and not self.in_flight and self.left > 0
 
     @property
     def is_decoding(self) -> bool:
         """Its prompt is computed, or on its way."""
-        if self.done or self._unscheduled <= 1:
+        if self.done or self.left <= 1:
             return not self.done
-        return self.scheduled >= len(self.request.prompt) and self._unscheduled <= 1 + MAX_FORCED
+        return self.scheduled >= len(self.request.prompt) and self.left <= 1 + MAX_FORCED
 
     @property
     def can_prefill(self) -> bool:
@@ -53,21 +62,31 @@ class Sequence:
         return not self.done and not self.is_decoding
 
     @property
-    def _unscheduled(self) -> int:
+    def has_begun(self) -> bool:
+        return self.scheduled > 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that no step has had yet."""
         return len(self.tokens) - self.scheduled
 
-    def next_slice(self, chunk: int) -> Slice:
-        """The tokens of its next step. Prompts are cut at multiples of `chunk` whatever else
-        runs, so a sequence's arithmetic does not depend on its company."""
-        start = self.scheduled
-        end = min(len(self.tokens), (start // chunk + 1) * chunk)
+    @property
+    def may_reuse(self) -> bool:
+        """Pooling needs what is computed of every token."""
+        return self.request.reuse and not self.request.sampling.pooling
+
+    def next_slice(self, length: int, takes_over: str = "", drafts: int = 0) -> Slice:
+        """The next `length` of its tokens, and `drafts` guesses after them."""
+        start, end = self.scheduled, self.scheduled + length
         asks = end == len(self.tokens) or self.request.sampling.pooling
         return Slice(
             self.id,
             start,
-            end - start,
+            length + drafts,
             self.request.sampling if asks else None,
             len(self.request.prompt),
+            takes_over,
+            drafts,
         )
 
     def begin_again(self) -> None:
@@ -76,22 +95,32 @@ class Sequence:
         self._pooled = None
         self.attempt += 1
 
-    def add(self, sampled: SampledToken) -> list[GenerationEvent]:
-        """Take a sampled token and those it forces; ends the sequence on an end token or at its
-        length. Whoever reads the events is to be told those returned."""
+    def add(self, sampled: list[SampledToken]) -> list[GenerationEvent]:
+        """Take the tokens of a step, all but the last of which are drafts that it has computed
+        already. Ends the sequence on an end token or at its length. Whoever reads the events is to
+        be told those returned."""
         if self.request.sampling.pooling:
-            return self._pool(sampled)
+            return self._pool(sampled[0])
+        self.cache_misses = 0
         events: list[GenerationEvent] = []
-        for token in (sampled, *(SampledToken(i, sequence_id=self.id) for i in sampled.forced)):
-            if token.token_id in self.request.eos_token_ids:
-                self.done = True
-                return [*events, GenerationEvent(finish_reason="stop")]
-            self.tokens.append(token.token_id)
-            if len(self.tokens) - len(self.request.prompt) >= self.request.max_tokens:
-                self.done = True
-                return [*events, GenerationEvent(token, finish_reason="length")]
-            events.append(GenerationEvent(token))
+        for number, each in enumerate(sampled):
+            for token in (each, *(SampledToken(i, sequence_id=self.id) for i in each.forced)):
+                events.append(self._add(token))
+                if self.done:
+                    return events
+            if number < len(sampled) - 1:
+                self.scheduled += 1
         return events
+
+    def _add(self, token: SampledToken) -> GenerationEvent:
+        generated = len(self.tokens) - len(self.request.prompt)
+        cached = 0 if generated else self.cached
+        if token.token_id in self.request.eos_token_ids:
+            self.done = True
+            return GenerationEvent(None, "stop", cached)
+        self.tokens.append(token.token_id)
+        self.done = generated + 1 >= self.request.max_tokens
+        return GenerationEvent(token, "length" if self.done else "", cached)
 
     def _pool(self, sampled: SampledToken) -> list[GenerationEvent]:
         """Take the final states of another chunk of the prompt; with the last one all are here."""
@@ -101,11 +130,21 @@ class Sequence:
             self._pooled = states
         else:
             self._pooled = self._pooled + states
-        if self.in_flight or self._unscheduled:
+        if self.in_flight or self.left:
             return []
         self.done = True
         pooled = self._pooled / len(self.tokens) if how == "mean" else self._pooled
         return [GenerationEvent(SampledToken(0, vector=pooled.tobytes()), finish_reason="stop")]
+
+    def shares_with(self, other: Sequence) -> int:
+        """Tokens at the beginning of both prompts that are the same; at least one is left."""
+        if other.id not in self._shared:
+            limit = min(len(self.request.prompt) - 1, len(other.request.prompt))
+            self._shared[other.id] = common(self.request.prompt, other.request.prompt, limit)
+        return self._shared[other.id]
+
+    def fail(self) -> None:
+        self.done = self.failed = True
 
     def tell(self, event: GenerationEvent | ExoError) -> None:
         """Wake whoever waits for the next event."""
@@ -117,3 +156,7 @@ class Sequence:
         if isinstance(event, ExoError):
             raise event
         return event
+
+
+def by_rank(sequence: Sequence) -> int:
+    return sequence.rank

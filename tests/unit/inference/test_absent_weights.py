@@ -8,8 +8,9 @@ import pytest
 import zoo
 
 from exo.errors import EngineFailed
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
-from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.engine import InferenceEngine
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.shard import Shard

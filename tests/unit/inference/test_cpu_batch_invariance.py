@@ -106,3 +106,27 @@ def test_logits_are_the_same_bits_in_every_schedule(
                     assert np.array_equal(logits, alone[place]), (place, seed)
     finally:
         native.choose_isa("")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_taken_over_has_the_same_bits(kind: str, folders: dict[str, Path]) -> None:
+    model = model_of(folders[kind], False)
+    rng = np.random.default_rng(0)
+    source, other = (rng.integers(0, zoo.VOCABULARY, 306).astype(np.int32) for _ in range(2))
+    for shared in (1, 63, 64, 65, 200, 299):
+        mixed_up = np.concatenate([source[:shared], other[shared:]])
+        whole = [[(0, 0, 300), (1, 0, 302)], [(0, 300, 301)], [(1, 302, 303)]]
+        alone = run(model, [source, mixed_up], whole)
+        model.forward([native.Slice("a", 0, 300, 1)], source[:300], None)
+        model.take_over("b", "a", shared)
+        # Both write to the page they share.
+        tokens = np.concatenate([source[300:301], mixed_up[shared:302]])
+        slices = [native.Slice("a", 300, 1, 1), native.Slice("b", shared, 302 - shared, 2)]
+        found = model.forward(slices, tokens, None)
+        assert np.array_equal(found[0], alone[0, 301])
+        assert np.array_equal(found[2], alone[1, 302])
+        model.release("a")
+        found = model.forward([native.Slice("b", 302, 1, 1)], mixed_up[302:303], None)
+        assert np.array_equal(found[0], alone[1, 303])
+        model.release("b")
+        assert model.cache_bytes == 0

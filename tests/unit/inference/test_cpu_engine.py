@@ -12,6 +12,7 @@ import zoo
 
 from exo.errors import InvalidRequest, ModelUnsupported, Overloaded
 from exo.inference import choose
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.benchmark import DECODED_TOKENS, EngineBenchmark, Plan
 from exo.inference.cpu import _native as native
 from exo.inference.cpu import available
@@ -19,7 +20,6 @@ from exo.inference.cpu import engine as module
 from exo.inference.cpu.cores import _quota, usable_cores
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.cpu.shard_model import CheckpointModel
-from exo.inference.engine import ForwardBatch, Slice
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
 from exo.shard import Shard

@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pytest
 import zoo
 
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.cpu.families import FAMILIES
 from exo.inference.cpu.shard_model import CheckpointModel
-from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.engine import InferenceEngine
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
 from exo.shard import Shard

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import zoo
 
-from exo.errors import CacheMiss, EngineFailed, InvalidFrame, ModelUnsupported
+from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame, ModelUnsupported
+from exo.inference.batch import CacheRoom, ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.dummy.engine import DummyEngine, Faults
-from exo.inference.engine import ForwardBatch, InferenceEngine, Slice
+from exo.inference.engine import InferenceEngine
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import Constraint, SamplingParams
 from exo.models.grammar import of_choices
@@ -192,3 +193,69 @@ async def test_a_constraint_holds_at_the_tail(loaded: tuple) -> None:
     batch = ForwardBatch((Slice("s", 0, 2, yes, 2),), ids)
     (token,) = (await engine.forward(shard, batch, None)).tokens
     assert bytes([token.token_id, *token.forced]) == b"yes"
+
+
+def taking_over(
+    source: str, start: int, tokens: list[int], sequence: str, drafts: int = 0
+) -> ForwardBatch:
+    ids = np.array(tokens, np.int32)
+    return ForwardBatch((Slice(sequence, start, len(tokens), GREEDY, 0, source, drafts),), ids)
+
+
+PROMPT = [1 + i * 7 % 40 for i in range(150)]
+
+
+@pytest.mark.parametrize("shared", [1, 63, 64, 100, 128, 149])
+async def test_a_sequence_takes_over_anothers_beginning(loaded: tuple, shared: int) -> None:
+    engine, shard = loaded
+    other = PROMPT[:shared] + [3, 4, 5]
+    alone = await tokens_of(engine, shard, part(0, PROMPT, "a"), part(150, [9], "a"))
+    fresh = await tokens_of(engine, shard, part(0, other, "b"))
+    await engine.release(["a", "b"])
+    first = await tokens_of(engine, shard, part(0, PROMPT))
+    taken = await tokens_of(engine, shard, taking_over("s", shared, [3, 4, 5], "t"))
+    assert taken == fresh
+    assert first + await tokens_of(engine, shard, part(150, [9])) == alone, (
+        "the source is as it was"
+    )
+    await engine.release(["s"])
+    longer = await tokens_of(engine, shard, part(0, [*other, 6], "u"))
+    assert await tokens_of(engine, shard, part(shared + 3, [6], "t")) == longer
+
+
+async def test_what_is_not_there_cannot_be_taken_over(loaded: tuple) -> None:
+    engine, shard = loaded
+    with pytest.raises(CacheMiss):
+        await engine.forward(shard, taking_over("nobody", 5, [1], "t"), None)
+    await tokens_of(engine, shard, part(0, [5, 6]))
+    with pytest.raises(CacheMiss):
+        await engine.forward(shard, taking_over("s", 5, [1], "t"), None)
+
+
+async def test_drafts_count_as_long_as_they_are_right(loaded: tuple) -> None:
+    engine, shard = loaded
+    tokens = await tokens_of(engine, shard, part(0, PROMPT, "a"))
+    for at in range(4):
+        tokens += await tokens_of(engine, shard, part(150 + at, tokens[-1:], "a"))
+    for right in range(4):
+        name = f"s{right}"
+        drafts = tokens[1 : 1 + right] + [(t + 1) % 40 for t in tokens[1 + right : 4]]
+        await tokens_of(engine, shard, part(0, PROMPT, name))
+        step = taking_over("", 150, [tokens[0], *drafts], name, drafts=len(drafts))
+        assert await tokens_of(engine, shard, step) == tokens[1 : 2 + right]
+        if right < 2:  # what was guessed wrong is cut back
+            again = part(151 + right, [tokens[1 + right]], name)
+            assert await tokens_of(engine, shard, again) == [tokens[2 + right]]
+
+
+async def test_an_engine_tells_how_much_room_its_cache_has(loaded: tuple) -> None:
+    engine, shard = loaded
+    rooms: list[CacheRoom | ExoError] = []
+    engine.begin_room(shard, rooms.append)
+    await tokens_of(engine, shard, part(0, PROMPT))
+    engine.begin_room(shard, rooms.append)
+    await engine.release(["s"])
+    empty, used = rooms
+    assert isinstance(empty, CacheRoom) and isinstance(used, CacheRoom)
+    assert (empty.used, used.used) == (0, 3)
+    assert used.pages == empty.pages > 3

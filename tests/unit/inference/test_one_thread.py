@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.dummy.engine import DummyEngine, Faults
-from exo.inference.engine import ForwardBatch, Slice
 from exo.inference.one_thread import OneThread
 from exo.shard import Shard
 

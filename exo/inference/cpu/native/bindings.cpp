@@ -93,7 +93,7 @@ nb::ndarray<nb::numpy, float> forward(Model& model, const std::vector<Slice>& sl
   int64_t rows = 0, wanted = 0;
   for (const Slice& slice : slices) {
     rows += slice.length;
-    wanted += slice.wants_logits ? 1 : 0;
+    wanted += slice.logits;
   }
   if (static_cast<int64_t>(tokens.size()) != rows)
     throw std::invalid_argument("tokens of the step");
@@ -212,8 +212,8 @@ NB_MODULE(_native, m) {
       .def_rw("float32_cache", &Spec::float32_cache)
       .def_rw("cache_limit_bytes", &Spec::cache_limit_bytes);
   nb::class_<Slice>(m, "Slice")
-      .def(nb::init<std::string, int64_t, int64_t, bool>(), nb::arg("sequence"), nb::arg("start"),
-           nb::arg("length"), nb::arg("wants_logits"));
+      .def(nb::init<std::string, int64_t, int64_t, int64_t>(), nb::arg("sequence"),
+           nb::arg("start"), nb::arg("length"), nb::arg("logits"));
   nb::class_<Model>(m, "Model")
       .def(nb::init<const Spec&>(), nb::arg("spec"))
       .def_rw("layers", &Model::layers)
@@ -225,9 +225,15 @@ NB_MODULE(_native, m) {
       .def("final_states", &final_states)
       .def("release", &Model::release, nb::arg("sequence"),
            nb::call_guard<nb::gil_scoped_release>())
+      .def("take_over", &Model::take_over, nb::arg("sequence"), nb::arg("source"),
+           nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("page_bytes", &Model::page_bytes)
+      .def_prop_ro("cache_limit_bytes",
+                   [](const Model& model) { return model.spec().cache_limit_bytes; })
       .def_prop_ro("sequences", &Model::sequences)
       .def_prop_ro("cache_bytes", &Model::cache_bytes);
 
+  m.attr("PAGE_TOKENS") = kPageTokens;
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isas", &runnable_kernels);
   m.def("choose_isa", &choose_kernels, nb::arg("name"));

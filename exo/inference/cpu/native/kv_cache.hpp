@@ -1,4 +1,5 @@
-// The KV cache of one shard: pages of 64 tokens, lent to sequences as they grow.
+// The KV cache of one shard: pages of 64 tokens, lent to sequences as they grow. Sequences that begin
+// alike share pages; one that is to be written to and has several holders is copied first.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace exo {
 struct CacheMissError : std::runtime_error {
   CacheMissError(const std::string& sequence, int64_t start, int64_t held)
       : std::runtime_error("sequence " + sequence + " starts at " + std::to_string(start) +
-                           ", the KV cache holds " + std::to_string(held) + " tokens") {}
+                           ", the KV cache holds " + std::to_string(held) + " tokens of it") {}
 };
 
 struct CacheFullError : std::runtime_error {
@@ -37,6 +38,9 @@ class KVCache {
   // Makes room for tokens [start, start + length) of a sequence, dropping what it held from
   // `start` on. Throws CacheMissError, or CacheFullError and changes nothing.
   void extend(const std::string& sequence, int64_t start, int64_t length);
+  // `sequence` begins as `source` does, for `tokens` tokens; what it held before is dropped. Throws
+  // CacheMissError where the source holds fewer.
+  void take_over(const std::string& sequence, const std::string& source, int64_t tokens);
   void release(const std::string& sequence);
 
   // Pages of a sequence that holds tokens.
@@ -54,14 +58,19 @@ class KVCache {
     int64_t length = 0;
   };
 
+  static size_t pages_for(int64_t tokens) {
+    return static_cast<size_t>((tokens + kPageTokens - 1) / kPageTokens);
+  }
   int64_t half_bytes() const { return kPageTokens * shape_.head_dim * size_of(shape_.dtype); }
+  uint8_t* lend();
   void give_back(Table& table, size_t keep);
 
   CacheShape shape_;
   std::unordered_map<std::string, Table> tables_;
   std::vector<Buffer> memory_;
   std::vector<uint8_t*> free_;
-  int64_t lent_ = 0;
+  std::unordered_map<const uint8_t*, int> shared_;  // pages with several holders: how many more
+  int64_t lent_ = 0;                                // pages, each counted once
 };
 
 }  // namespace exo

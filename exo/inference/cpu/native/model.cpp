@@ -43,6 +43,11 @@ void Model::release(const std::string& sequence) {
   if (cache_) cache_->release(sequence);
 }
 
+void Model::take_over(const std::string& sequence, const std::string& source, int64_t tokens) {
+  if (!cache_) throw CacheMissError(source, tokens, 0);
+  cache_->take_over(sequence, source, tokens);
+}
+
 std::vector<int> Model::groups_of(std::initializer_list<const Matrix*> weights) const {
   std::vector<int> groups;
   for (const Matrix* w : weights) {
@@ -54,11 +59,7 @@ std::vector<int> Model::groups_of(std::initializer_list<const Matrix*> weights) 
 }
 
 void Model::prepare(const std::vector<Slice>& slices) {
-  if (!cache_) {
-    cache_ = std::make_unique<KVCache>(CacheShape{
-        static_cast<int>(layers.size()), spec_.kv_heads, spec_.head_dim,
-        spec_.float32_cache ? DType::kFloat32 : DType::kFloat16, spec_.cache_limit_bytes});
-  }
+  if (!cache_) cache_ = std::make_unique<KVCache>(cache_shape());
   slices_ = &slices;
   row_.clear();
   pages_.clear();
@@ -420,17 +421,17 @@ void Model::final_states(float* out) const {
 
 void Model::logits(const std::vector<Slice>& slices, float* out) {
   const KernelTable& k = kernels();
-  std::vector<int64_t> last;
+  std::vector<int64_t> wanted;
   int64_t row = 0;
   for (const Slice& slice : slices) {
     row += slice.length;
-    if (slice.wants_logits) last.push_back(row - 1);
+    for (int64_t i = slice.logits; i > 0; i--) wanted.push_back(row - i);
   }
-  if (last.empty()) return;
-  const int64_t count = static_cast<int64_t>(last.size()), vocabulary = head->rows;
+  if (wanted.empty()) return;
+  const int64_t count = static_cast<int64_t>(wanted.size()), vocabulary = head->rows;
   normed_.resize(count, spec_.hidden, groups_of({head.get()}));
   for (int64_t i = 0; i < count; i++) {
-    k.rms_norm(x(last[at_least(i)]), final_norm.data(), normed_.row(i), spec_.hidden,
+    k.rms_norm(x(wanted[at_least(i)]), final_norm.data(), normed_.row(i), spec_.hidden,
                spec_.norm_eps);
     // Half of what rounding does to the choice of a token happens here, and a head is bound by
     // memory, not by arithmetic.

@@ -63,7 +63,7 @@ struct Slice {
   std::string sequence;
   int64_t start;
   int64_t length;
-  bool wants_logits;
+  int64_t logits;  // of how many of its last tokens
 };
 
 class Model {
@@ -78,7 +78,7 @@ class Model {
   std::vector<float> final_norm;  // last shard
 
   // One step. `tokens` [rows] where this is the first shard, else `hidden` float32 [rows, hidden].
-  // Writes hidden states [rows, hidden], or on the last shard logits [slices that want them,
+  // Writes hidden states [rows, hidden], or on the last shard logits [rows that are wanted,
   // vocabulary]. Throws CacheMissError, CacheFullError, std::out_of_range (a token id).
   void forward(const std::vector<Slice>& slices, const int32_t* tokens, const float* hidden,
                float* out);
@@ -86,11 +86,14 @@ class Model {
   // [rows, hidden]. Last shard only.
   void final_states(float* out) const;
   void release(const std::string& sequence);
+  // Sequences that begin alike share the KV cache, see KVCache. Throws CacheMissError.
+  void take_over(const std::string& sequence, const std::string& source, int64_t tokens);
 
   const Spec& spec() const { return spec_; }
   int64_t rows() const { return rows_; }  // of the step computed last
   int64_t sequences() const { return cache_ ? cache_->sequences() : 0; }
   int64_t cache_bytes() const { return cache_ ? cache_->used_bytes() : 0; }
+  int64_t page_bytes() const { return KVCache(cache_shape()).page_bytes(); }
 
  private:
   struct Row {
@@ -98,6 +101,10 @@ class Model {
     size_t slice;
   };
 
+  CacheShape cache_shape() const {
+    return {static_cast<int>(layers.size()), spec_.kv_heads, spec_.head_dim,
+            spec_.float32_cache ? DType::kFloat32 : DType::kFloat16, spec_.cache_limit_bytes};
+  }
   void prepare(const std::vector<Slice>& slices);
   void embed(const int32_t* tokens);
   // The rows of x, normed (an empty norm leaves them) and quantized for `groups`, into normed_.

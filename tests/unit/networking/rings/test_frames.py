@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo.errors import ExoError, InvalidFrame, InvalidRequest
-from exo.inference.engine import ForwardBatch, Slice
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.rings.frames import (
     DTYPES,

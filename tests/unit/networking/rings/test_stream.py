@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo.errors import CacheMiss, ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
-from exo.inference.engine import ForwardBatch, Slice
+from exo.inference.batch import ForwardBatch, Slice
 from exo.networking.rings import grpc_wire
 from exo.networking.rings import stream as stream_module
 from exo.networking.rings.frames import Frame, Release, Step, decode_frame, encode_frame

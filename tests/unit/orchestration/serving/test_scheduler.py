@@ -17,11 +17,12 @@ from exo.errors import (
     PlanMismatch,
     StepTimeout,
 )
+from exo.inference.batch import CacheRoom
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.calls.messages import GenerationRequest, StepFailure
-from exo.networking.rings.frames import Release, Step, StepResult
-from exo.orchestration.serving import scheduler as module
-from exo.orchestration.serving.scheduler import PREFILL_CHUNK, RING_PREFILL_CHUNK, Scheduler
+from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
+from exo.orchestration.serving.pace import PREFILL_CHUNK, RING_PREFILL_CHUNK
+from exo.orchestration.serving.scheduler import Scheduler
 from exo.shard import RingMember, RingPlan, Shard
 
 PLAN = RingPlan("m", 1, "a", "files", (RingMember("a", Shard("m", 0, 4, 4)),))
@@ -36,16 +37,26 @@ class Ring:
         choose: Callable[[Step], list[int] | ExoError | None],
         timeout_s: float = 5,
         plan: RingPlan = PLAN,
+        room: CacheRoom = CacheRoom(10_000, 0, False),  # noqa: B008 - a value
+        max_requests: int = 100,
     ):
         self.steps: list[Step] = []
         self.released: list[str] = []
         self.broken: list[ExoError] = []
         self._choose = choose
+        self._room = Rooms((MemberRoom("a", room),))
         self.scheduler = Scheduler(
-            plan, self.submit, lambda plan, error: self.broken.append(error), timeout_s
+            plan,
+            self.submit,
+            lambda plan, error: self.broken.append(error),
+            timeout_s,
+            max_requests,
         )
 
-    def submit(self, frame: Step | Release) -> None:
+    def submit(self, frame: Step | Release | Rooms) -> None:
+        if isinstance(frame, Rooms):
+            asyncio.get_running_loop().call_soon(self.scheduler.on_result, self._room)
+            return
         if isinstance(frame, Release):
             self.released += frame.sequence_ids
             return
@@ -64,10 +75,16 @@ class Ring:
             )
             self.scheduler.on_result(StepResult(step.number, tuple(tokens)))
 
-    async def tokens(self, name: str, prompt: int, max_tokens: int, eos: int = 99) -> list[int]:
-        request = GenerationRequest(
-            name, tuple(range(prompt)), GREEDY, max_tokens, frozenset({eos})
-        )
+    async def tokens(
+        self,
+        name: str,
+        prompt: int | tuple[int, ...],
+        max_tokens: int,
+        eos: int = 99,
+        client: str = "",
+    ) -> list[int]:
+        tokens = tuple(range(prompt)) if isinstance(prompt, int) else prompt
+        request = GenerationRequest(name, tokens, GREEDY, max_tokens, frozenset({eos}), client)
         found = []
         async for event in self.scheduler.generate(request):
             if event.token is not None:
@@ -93,7 +110,7 @@ async def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token()
         (2 * c + 10, 1, True),
         (2 * c + 11, 1, True),
     ]
-    assert ring.released == ["s"]
+    assert ring.released == []  # kept, for who begins alike
     ring.scheduler.close()
 
 
@@ -241,10 +258,8 @@ async def test_a_client_that_goes_away_is_released() -> None:
     ring.scheduler.close()
 
 
-async def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_RUNNING", 1)
-    monkeypatch.setattr(module, "MAX_WAITING", 1)
-    ring = Ring(lambda step: None)
+async def test_a_full_queue_refuses() -> None:
+    ring = Ring(lambda step: None, max_requests=2)
     first = asyncio.ensure_future(ring.tokens("s", 5, 4))
     second = asyncio.ensure_future(ring.tokens("t", 5, 4))
     await asyncio.sleep(0)

@@ -1,0 +1,231 @@
+"""Continuous batching: who runs, and what of whom goes into the next step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from exo.errors import ExoError, PromptTooLong
+from exo.inference.batch import PAGE_TOKENS, Slice
+from exo.networking.calls.messages import GenerationEvent
+from exo.orchestration.serving.kv_memory import KVMemory
+from exo.orchestration.serving.pace import Pace
+from exo.orchestration.serving.sequence import Sequence, by_rank
+from exo.orchestration.serving.waiting import WaitingLine
+from exo.shard import RingPlan
+
+logger = logging.getLogger(__name__)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A sequence's tokens in a step."""
+
+    sequence: Sequence
+    slice: Slice
+    token_ids: list[int]
+
+
+class Batcher:
+    """Sequences run while the ring's KV cache has room for them. When it has none left the youngest
+    gives its pages back and begins again later: what it has said stays said.
+
+    `on_end` is called for a sequence that can go no further.
+    """
+
+    def __init__(
+        self,
+        plan: RingPlan,
+        line: WaitingLine,
+        memory: KVMemory,
+        pace: Pace,
+        on_end: Callable[[Sequence, GenerationEvent | ExoError], None],
+    ) -> None:
+        self.running: dict[str, Sequence] = {}
+        self.preempted = 0
+        """Times that a sequence gave its pages to older ones."""
+        self.reused = 0
+        """Tokens that were computed before for others."""
+        self._plan = plan
+        self._depth = len(plan.members)
+        self._line = line
+        self._memory = memory
+        self._pace = pace
+        self._on_end = on_end
+
+    def admit(self) -> None:
+        """Let run who finds room, as many as make the batch better."""
+        while len(self.running) < self._pace.best_batch():
+            sequence = self._line.next(self.running.values())
+            if sequence is None:
+                return
+            if self.running and not self._memory.fits(
+                sequence.id, sequence.tokens, [*self.running]
+            ):
+                return
+            self._line.remove(sequence)
+            self.running[sequence.id] = sequence
+
+    def check_length(self, tokens: int) -> None:
+        """Raises PromptTooLong if so many, and one more, never find room."""
+        if not self._memory.can_ever_hold(tokens + 1):
+            raise self._too_long(tokens)
+
+    def _too_long(self, tokens: int) -> PromptTooLong:
+        pages = self._memory.ledger.told or 0
+        return PromptTooLong(
+            f"the prompt has {tokens} tokens, and the KV cache of {self._plan.model_id} has room "
+            f"for {pages * PAGE_TOKENS} on the member of the ring that has least; shorten it, or "
+            "give that node more memory"
+        )
+
+    def next_parts(self, *, nothing_else_runs: bool) -> tuple[list[Part], list[Part]]:
+        """What goes into the next step: of sequences that decode, and of prompts. Both are empty
+        if there is nothing to do before something comes back."""
+        while True:
+            decoding = self._decoding_parts()
+            prompts = self._prompt_parts(len(decoding))
+            if decoding or prompts or not nothing_else_runs or not self._make_way():
+                return decoding, prompts
+
+    def sent(self, parts: list[Part]) -> None:
+        """The step is on its way: what is sent from now on finds computed what is in it."""
+        self._memory.step_is_sent()
+        for sequence, part in ((each.sequence, each.slice) for each in parts):
+            if sequence.may_reuse:
+                self._memory.computed(sequence.id, sequence.tokens, sequence.scheduled)
+            if part.takes_over:
+                self.reused += part.start
+                self._memory.supersede(part.takes_over, part.start)
+
+    def _made(self, sequence: Sequence, part: Slice) -> Part:
+        """Count it as sent."""
+        certain = part.end - part.drafts
+        made = Part(sequence, part, sequence.tokens[part.start : certain])
+        sequence.scheduled = certain
+        sequence.in_flight += 1
+        return made
+
+    def _decoding_parts(self) -> list[Part]:
+        """Of all that decode a share for each member of the ring, so that every one has some to
+        work on; the oldest first, which the younger ones make room for."""
+        ready = [sequence for sequence in self.running.values() if sequence.can_decode]
+        decoding = sum(sequence.is_decoding for sequence in self.running.values())
+        parts = []
+        for sequence in sorted(ready, key=by_rank)[: math.ceil(decoding / self._depth)]:
+            if sequence.id not in self.running:
+                continue  # it has made way
+            part = sequence.next_slice(sequence.left)
+            while not self._memory.reserve(sequence.id, part.start, part.length):
+                youngest = self._youngest()
+                self.preempt(youngest)
+                if youngest is sequence:
+                    break
+            else:
+                parts.append(self._made(sequence, part))
+        return parts
+
+    def _prompt_parts(self, decoding: int) -> list[Part]:
+        """A chunk of prompts: half of it for the oldest, so that it is never kept waiting by those
+        that come after, the rest for whoever has least left."""
+        prompts = sorted((s for s in self.running.values() if s.can_prefill), key=by_rank)
+        ready = [sequence for sequence in prompts if not self._waits_for_another(sequence, prompts)]
+        if not self._memory.ledger.is_paged:
+            shares = _cut_shares(ready, self._pace.usual_chunk)
+        else:
+            shares = _shares(ready, self._pace.chunk(decoding))
+        parts = (self._prompt_part(sequence, tokens) for sequence, tokens in shares)
+        return [part for part in parts if part is not None]
+
+    def _prompt_part(self, sequence: Sequence, tokens: int) -> Part | None:
+        if not sequence.has_begun and sequence.may_reuse:
+            source, start = self._memory.source_of(sequence.id, sequence.tokens)
+            length = min(tokens, len(sequence.tokens) - start)
+            # Where there is no room beside it, the source gives its own.
+            if source and self._memory.reserve(sequence.id, start, length, source):
+                sequence.scheduled = start
+                sequence.cached = sequence.cached or min(start, len(sequence.request.prompt))
+                return self._made(sequence, sequence.next_slice(length, source))
+        length = min(tokens, sequence.left)
+        if not self._memory.reserve(sequence.id, sequence.scheduled, length):
+            return None
+        return self._made(sequence, sequence.next_slice(length))
+
+    def _waits_for_another(self, sequence: Sequence, prompts: list[Sequence]) -> bool:
+        """Whether an older one is about to compute what this one begins with."""
+        if sequence.has_begun or not sequence.may_reuse:
+            return False
+        for other in prompts:
+            if other is sequence:
+                return False
+            if other.may_reuse and sequence.shares_with(other) >= max(
+                PAGE_TOKENS, self._memory.holds(other.id) + 1
+            ):
+                return True
+        return False
+
+    def _make_way(self) -> bool:
+        """Nobody finds room for what comes next: the youngest begins again later, or, where it is
+        alone, has come to its end. Whether there is more to try."""
+        if not self.running:
+            return False
+        youngest = self._youngest()
+        if len(self.running) > 1:
+            self.preempt(youngest)
+            return True
+        if youngest.done:
+            return False
+        if self._memory.ledger.trust_again():
+            return True
+        if youngest.is_decoding:
+            youngest.done = True
+            self._on_end(youngest, GenerationEvent(finish_reason="length"))
+        else:
+            youngest.fail()
+            self._on_end(youngest, self._too_long(len(youngest.tokens)))
+        return False
+
+    def _youngest(self) -> Sequence:
+        """Whoever is to make way first: one that has ended, and whose client has not heard it yet,
+        does not mind."""
+        return max(self.running.values(), key=lambda sequence: (sequence.done, sequence.rank))
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take its pages; it begins again when there is room."""
+        del self.running[sequence.id]
+        self._memory.drop(sequence.id)
+        if not sequence.done:
+            logger.info("%s: sequence %s makes way", self._plan.model_id, sequence.id)
+            self.preempted += 1
+            sequence.begin_again()
+            self._line.put_back(sequence)
+
+
+def _shares(prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    """How many tokens of which prompt go into a step; `prompts` by age."""
+    if not prompts:
+        return []
+    oldest, others = prompts[0], sorted(prompts[1:], key=lambda sequence: sequence.left)
+    kept_for_oldest = min(oldest.left, (budget + 1) // 2)
+    free = budget - kept_for_oldest
+    shares = []
+    for sequence in others:
+        if free > 0:
+            shares.append((sequence, min(sequence.left, free)))
+            free -= shares[-1][1]
+    return [(oldest, kept_for_oldest + free), *shares]
+
+
+def _cut_shares(prompts: list[Sequence], chunk: int) -> list[tuple[Sequence, int]]:
+    """The same where what is computed depends on the cut: a prompt is always cut at multiples of
+    `chunk`, whatever else runs."""
+    shares: list[tuple[Sequence, int]] = []
+    free = chunk
+    for sequence in prompts:
+        tokens = min(chunk - sequence.scheduled % chunk, sequence.left)
+        if tokens <= free:
+            shares.append((sequence, tokens))
+            free -= tokens
+    return shares

@@ -1,0 +1,127 @@
+"""How long steps take, measured as they pass, and what follows for how many tokens go into one."""
+
+from __future__ import annotations
+
+import math
+
+PREFILL_CHUNK = 256
+"""Tokens of prompts in one step, until it is known how long they take; and always where what is
+computed depends on the cut."""
+
+RING_PREFILL_CHUNK = 32
+"""The same where the plan has several members, who work on different chunks at once: a prompt of n
+chunks keeps m members busy n / (n + m - 1) of the time."""
+
+MIN_CHUNK = 16
+"""Fewer tokens waste what is read of weights."""
+
+MAX_CHUNK = 512
+
+CHUNK_S = 0.25
+"""A chunk takes at most so long, as who comes next waits for it."""
+
+CHUNK_STEPS = 2.0
+"""While others decode a chunk takes at most as long as so many of their steps: with the one that it
+is part of their pause is three."""
+
+FIRST_BATCH = 16
+"""Sequences at once, until it is known what more of them cost."""
+
+SMALLEST_BATCH = 8
+
+ENOUGH = 0.9
+"""Of the throughput of an endless batch: more sequences at once would gain nobody anything, and
+all of them would wait longer."""
+
+_MEMORY = 0.98
+"""Of what a step counts, when another one has passed."""
+
+_SURPRISE = 5.0
+"""A step that took so many times as long as expected is a hiccup of the machine, no news of the
+model."""
+
+
+class _Line:
+    """y = a + c x through points of which the latest count most, by least squares."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        expected = self.at(x)
+        if expected is not None and self._n > 3:
+            y = min(y, _SURPRISE * expected)
+        self._n = _MEMORY * self._n + 1
+        self._x = _MEMORY * self._x + x
+        self._y = _MEMORY * self._y + y
+        self._xx = _MEMORY * self._xx + x * x
+        self._xy = _MEMORY * self._xy + x * y
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether points of more than one x were seen."""
+        return self._n * self._xx - self._x**2 > 1e-3 * self._n * self._xx
+
+    def at(self, x: float) -> float | None:
+        """None before the first point."""
+        if not self._n:
+            return None
+        a, c = self.coefficients()
+        return a + c * x
+
+    def coefficients(self) -> tuple[float, float]:
+        """a and c, neither below 0; c is 0 where it is not known."""
+        if not self.has_slope:
+            return self._y / self._n, 0.0
+        c = (self._n * self._xy - self._x * self._y) / (self._n * self._xx - self._x**2)
+        c = max(c, 0.0)
+        return max((self._y - c * self._x) / self._n, 0.0), c
+
+
+class Pace:
+    """A step in which n sequences decode takes `a + c n` seconds. What is left of a step that holds
+    tokens of prompts as well is theirs."""
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+        self._decoding = _Line()
+        self._prompt_token_s: float | None = None
+
+    @property
+    def usual_chunk(self) -> int:
+        return PREFILL_CHUNK if self._members == 1 else RING_PREFILL_CHUNK
+
+    def took(self, seconds: float, decoded: int, prefilled: int) -> None:
+        """A step took so long, from leaving the head to its return."""
+        if not prefilled:
+            self._decoding.add(decoded, seconds)
+            return
+        beside = self._decoding.at(decoded) if decoded else 0.0
+        if prefilled < MIN_CHUNK or beside is None:
+            return
+        each = max(seconds - beside, 0.1 * seconds) / prefilled
+        known = self._prompt_token_s
+        if known is None:
+            self._prompt_token_s = each
+        else:
+            self._prompt_token_s = known + 0.3 * (min(each, _SURPRISE * known) - known)
+
+    def best_batch(self) -> int:
+        """Sequences at once that reach nearly all of what an endless batch would."""
+        if not self._decoding.has_slope:
+            return FIRST_BATCH
+        a, c = self._decoding.coefficients()
+        # n / (a + c n) comes near 1 / c
+        enough = ENOUGH / (1 - ENOUGH) * a / max(c, 1e-9) * self._members
+        return max(SMALLEST_BATCH, math.ceil(enough))
+
+    def chunk(self, decoding: int) -> int:
+        """Tokens of prompts that the next step may hold beside so many that decode."""
+        if self._prompt_token_s is None:
+            return self.usual_chunk
+        seconds = CHUNK_S
+        if decoding and (step := self._decoding.at(decoding)) is not None:
+            seconds = min(CHUNK_STEPS * step, CHUNK_S)
+        tokens = int(seconds / self._prompt_token_s) // MIN_CHUNK * MIN_CHUNK
+        largest = MAX_CHUNK if self._members == 1 else self.usual_chunk
+        return min(max(tokens, MIN_CHUNK), largest)

@@ -1,0 +1,313 @@
+"""Whatever arrives, leaves, fails and runs out, every answer is what it would be alone, everybody
+is served, and no page is lost.
+
+The scheduler is real and so are the engines, DummyEngine, whose next token depends on every token
+of the sequence; the ring between them is made up and takes its time on a virtual clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_time import VirtualTimeLoop
+
+from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PromptTooLong
+from exo.inference.batch import PAGE_TOKENS, CacheRoom
+from exo.inference.dummy.engine import _LETTERS, N_LAYERS, DummyEngine, Faults
+from exo.inference.sampling import SamplingParams
+from exo.networking.calls.messages import GenerationRequest, StepFailure
+from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
+from exo.orchestration.serving.ledger import Ledger
+from exo.orchestration.serving.scheduler import Scheduler
+from exo.shard import RingMember, RingPlan, Shard
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def plan_of(members: int) -> RingPlan:
+    cuts = [N_LAYERS * i // members for i in range(members + 1)]
+    shards = [Shard("m", cuts[i], cuts[i + 1], N_LAYERS) for i in range(members)]
+    return RingPlan(
+        "m", 1, "n0", "files", tuple(RingMember(f"n{i}", s) for i, s in enumerate(shards))
+    )
+
+
+class Ring:
+    """Frames go through the members in order; each step takes as long as it is large. `pages` is
+    all that the members have: a book of our own, written by the frames, says if that is kept."""
+
+    def __init__(self, members: int, pages: int, rng: random.Random, fails: float, paged: bool):
+        self.rng, self.pages, self.fails, self.paged = rng, pages, fails, paged
+        self.plan = plan_of(members)
+        self.engines = [DummyEngine(Faults()) for _ in range(members)]
+        self.book = Ledger()
+        self.book.learn([CacheRoom(pages, 0, is_paged=paged)])
+        self.most_used = 0
+        self.steps: list[Step] = []
+        self.queue: deque[tuple[float, Step | Release | Rooms]] = deque()
+        self.busy_until = 0.0
+        self.broken: list[ExoError] = []
+        self.scheduler = Scheduler(
+            self.plan, self.submit, lambda plan, error: self.broken.append(error), 60, 1000
+        )
+
+    def submit(self, frame: Step | Release | Rooms) -> None:
+        loop = asyncio.get_running_loop()
+        took = 0.0
+        if isinstance(frame, Step):
+            self.steps.append(frame)
+            for part in frame.batch.slices:
+                self.book.extend(part.sequence_id, part.start, part.length, part.takes_over)
+            self.most_used = max(self.most_used, self.book.used)
+            took = 0.004 + 0.001 * len(frame.batch.token_ids)
+        elif isinstance(frame, Release):
+            for sequence_id in frame.sequence_ids:
+                self.book.release(sequence_id)
+        self.busy_until = max(self.busy_until, loop.time()) + took
+        self.queue.append((self.busy_until, frame))
+        loop.call_at(self.busy_until, self.run)
+
+    def run(self) -> None:
+        _, frame = self.queue.popleft()
+        if isinstance(frame, Rooms):
+            room = CacheRoom(self.pages, self.book.used, is_paged=self.paged)
+            self.scheduler.on_result(Rooms((MemberRoom("n0", room),)))
+        elif isinstance(frame, Release):
+            for engine in self.engines:
+                engine._release(frame.sequence_ids)
+        else:
+            self.scheduler.on_result(result) if isinstance(
+                result := self.compute(frame), StepResult
+            ) else self.scheduler.on_failure(result)
+
+    def compute(self, step: Step) -> StepResult | StepFailure:
+        states = None
+        for member, engine in zip(self.plan.members, self.engines, strict=True):
+            try:
+                if self.rng.random() < self.fails:
+                    kind = self.rng.choice([CacheMiss, EngineFailed, Overloaded])
+                    engine._release([part.sequence_id for part in step.batch.slices])
+                    raise kind("made up")
+                output = engine._step(member.shard, step.batch, states)
+            except ExoError as error:
+                return StepFailure(self.plan.hash, step.number, member.node_id, error)
+            states = output.hidden_states
+        return StepResult(step.number, output.tokens)
+
+    def held(self) -> set[str]:
+        return {key[1] for engine in self.engines for key in engine._caches}
+
+
+def alone(prompt: tuple[int, ...], tokens: int) -> list[int]:
+    """What DummyEngine says."""
+    history = list(prompt)
+    for _ in range(tokens):
+        history.append(_LETTERS[sum(history) * (len(history) + 7) % len(_LETTERS)])
+    return history[len(prompt) :]
+
+
+def prompts(rng: random.Random, count: int) -> list[tuple[int, ...]]:
+    """As clients have them: the same system prompt, a chat that goes on, something else."""
+    systems = [[rng.randrange(200) for _ in range(rng.choice([5, 70, 150]))] for _ in range(2)]
+    found: list[tuple[int, ...]] = []
+    for _ in range(count):
+        kind = rng.random()
+        if found and kind < 0.4:
+            before = rng.choice(found)
+            said = alone(before, rng.randrange(12)) if rng.random() < 0.7 else []
+            found.append((*before, *said, *(rng.randrange(200) for _ in range(rng.randrange(30)))))
+        elif kind < 0.8:
+            new = [rng.randrange(200) for _ in range(rng.randrange(1, 90))]
+            found.append((*rng.choice(systems), *new))
+        else:
+            found.append(tuple(rng.randrange(200) for _ in range(rng.randrange(1, 400))))
+    return [prompt[:420] for prompt in found]
+
+
+async def client(ring: Ring, name: str, prompt: tuple[int, ...], rng: random.Random) -> str:
+    await asyncio.sleep(rng.choice([0, 0, rng.uniform(0, 3)]))
+    wanted, leaves_after = rng.randrange(1, 60), rng.choice([999, 999, rng.randrange(20)])
+    request = GenerationRequest(name, prompt, GREEDY, wanted, client=rng.choice("ab"))
+    expected, found = alone(prompt, wanted), []
+    events = ring.scheduler.generate(request)
+    try:
+        async for event in events:
+            if event.token is not None:
+                found.append(event.token.token_id)
+            if len(found) >= leaves_after:
+                assert found == expected[: len(found)]
+                return "left"
+            end = event.finish_reason
+    except (EngineFailed, CacheMiss, Overloaded) as error:
+        assert ring.fails, error
+        assert found == expected[: len(found)]
+        return "failed"
+    except PromptTooLong:
+        assert len(prompt) + 1 > ring.pages * PAGE_TOKENS
+        return "too long"
+    finally:
+        await events.aclose()
+    assert found == expected[: len(found)]
+    if len(found) < wanted:  # alone with all pages, and still there are too few
+        assert len(prompt) + len(found) + 1 > (ring.pages - 2) * PAGE_TOKENS
+    assert end == "length"
+    return "done"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    members=st.integers(1, 3),
+    pages=st.sampled_from([8, 12, 20, 200]),
+    fails=st.sampled_from([0.0, 0.0, 0.03]),
+    paged=st.booleans(),
+)
+def test_every_answer_is_what_it_would_be_alone(
+    seed: int, members: int, pages: int, fails: float, paged: bool
+) -> None:
+    rng = random.Random(seed)
+
+    async def all_of_them() -> None:
+        ring = Ring(members, pages, rng, fails, paged)
+        many = prompts(rng, rng.randrange(1, 25))
+        answers = [client(ring, f"s{i}", prompt, rng) for i, prompt in enumerate(many)]
+        ends = await asyncio.wait_for(asyncio.gather(*answers), 600)  # nobody starves
+        if not fails:
+            assert "failed" not in ends
+        assert not ring.broken
+        await asyncio.sleep(30)
+        load = ring.scheduler.load
+        assert (load.running, load.waiting) == (0, 0)
+        assert ring.most_used <= pages
+        assert load.cache.used == load.cache.kept == ring.book.used
+        assert ring.held() <= set(ring.book._tables), "an engine holds what the head has forgotten"
+        await asyncio.sleep(2 * 3600)
+        ring.scheduler.close()
+
+    loop = VirtualTimeLoop()
+    try:
+        loop.run_until_complete(all_of_them())
+    finally:
+        loop.close()
+
+
+def on_virtual_time(what: object) -> None:
+    loop = VirtualTimeLoop()
+    try:
+        loop.run_until_complete(what)  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+async def text(
+    ring: Ring, name: str, prompt: tuple[int, ...], tokens: int
+) -> tuple[list[int], int]:
+    request = GenerationRequest(name, prompt, GREEDY, tokens)
+    events = [event async for event in ring.scheduler.generate(request)]
+    return [e.token.token_id for e in events if e.token], events[0].cached_tokens
+
+
+A_CHAT = tuple(i * 37 % 200 for i in range(300))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_chats_next_turn_computes_what_is_new(members: int) -> None:
+    async def chat() -> None:
+        ring = Ring(members, 100, random.Random(0), 0, True)
+        said, cached = await text(ring, "s", A_CHAT, 20)
+        assert (said, cached) == (alone(A_CHAT, 20), 0)
+        before = len(ring.steps)
+        more = (*A_CHAT, *said, 1, 2, 3)
+        again, cached = await text(ring, "t", more, 5)
+        assert again == alone(more, 5)
+        assert cached == 300 + 19, "all but the token that was sampled last"
+        assert sum(len(s.batch.token_ids) for s in ring.steps[before:]) == 4 + 4
+        ring.scheduler.close()
+
+    on_virtual_time(chat())
+
+
+def test_who_comes_with_the_same_beginning_waits_for_it_to_be_computed_once() -> None:
+    async def burst() -> None:
+        ring = Ring(1, 200, random.Random(0), 0, True)
+        many = [(*A_CHAT, 5, i) for i in range(6)]
+        await asyncio.gather(*(text(ring, f"s{i}", prompt, 1) for i, prompt in enumerate(many)))
+        tokens = sum(len(step.batch.token_ids) for step in ring.steps)
+        assert tokens == 302 + 5
+        ring.scheduler.close()
+
+    on_virtual_time(burst())
+
+
+def test_one_clients_many_requests_do_not_keep_anothers_one_waiting() -> None:
+    async def both() -> None:
+        ring = Ring(1, 12, random.Random(0), 0, True)
+        order: list[str] = []
+
+        async def one(name: str, client: str) -> None:
+            prompt = (ord(client), *range(int(name[1:]), 150))
+            request = GenerationRequest(name, prompt, GREEDY, 10, client=client)
+            async for _ in ring.scheduler.generate(request):
+                pass
+            order.append(client)
+
+        greedy = [asyncio.ensure_future(one(f"s{i}", "a")) for i in range(30)]
+        await asyncio.sleep(0.1)
+        await one("t1", "b")
+        assert len(order) < 12
+        await asyncio.gather(*greedy)
+        ring.scheduler.close()
+
+    on_virtual_time(both())
+
+
+def test_a_prompt_that_never_fits_is_refused_at_once() -> None:
+    async def refused() -> None:
+        ring = Ring(1, 4, random.Random(0), 0, True)
+        await text(ring, "s", A_CHAT[:50], 2)
+        with pytest.raises(
+            PromptTooLong, match="has 256 tokens, and the KV cache of m has room fo"
+        ):
+            await text(ring, "t", A_CHAT[:256], 2)
+        ring.scheduler.close()
+
+    on_virtual_time(refused())
+
+
+def test_while_others_decode_a_prompt_comes_in_small_pieces() -> None:
+    async def beside() -> None:
+        ring = Ring(1, 200, random.Random(0), 0, True)
+        runs = asyncio.ensure_future(text(ring, "s", (1, 2, 3), 300))
+        await asyncio.sleep(0.5)
+        await text(ring, "t", A_CHAT, 1)  # how long its tokens take is known now
+        before = len(ring.steps)
+        await text(ring, "u", tuple(reversed(A_CHAT)), 1)
+        pieces = [
+            part.length
+            for step in ring.steps[before:]
+            for part in step.batch.slices
+            if part.sequence_id == "u"
+        ]
+        assert max(pieces) == 16
+        runs.cancel()
+        ring.scheduler.close()
+
+    on_virtual_time(beside())
+
+
+def test_what_nobody_comes_back_to_is_given_back(tmp_path: Path) -> None:
+    async def kept() -> None:
+        ring = Ring(1, 100, random.Random(0), 0, True)
+        await text(ring, "s", A_CHAT, 5)
+        assert ring.held() == {"s"}
+        await asyncio.sleep(2 * 3600)
+        assert not ring.held()
+        ring.scheduler.close()
+
+    on_virtual_time(kept())
