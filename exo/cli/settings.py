@@ -196,6 +196,19 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="temperature where neither the request nor the model says one (default 0: greedy)",
     )
+    api.add_argument(
+        "--max-requests",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="of a model that run or wait; others get 429 and come again (default %(default)s)",
+    )
+    api.add_argument(
+        "--speculation",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="cpu engine: compute ahead what repeats earlier text; changes no token (default: yes)",
+    )
     api.add_argument("--max-generate-tokens", type=int, help="longest answer where none is asked")
     api.add_argument("--system-prompt", help="for conversations that bring none")
     api.add_argument(
@@ -270,7 +283,7 @@ def _folder(path: Path) -> Path:
 
 def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The node's settings from parsed flags. Imports late: `exo --help` needs none of it."""
-    from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig
+    from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig, ServingRules
     from exo.topology.capabilities import parse_memory
 
     if args.broadcast_port and args.listen_port and args.broadcast_port != args.listen_port:
@@ -296,4 +309,5 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         quantize=args.quantize,
         models_folders=tuple(_folder(path) for path in args.models_dir),
+        serving=ServingRules(max_requests=args.max_requests, speculates=args.speculation),
     )

@@ -43,7 +43,7 @@ async def measure(
         prompt = tuple(random_tokens(context).tolist())
         name = f"bench-{uuid.uuid4().hex}"
         # Prompts of one run are the same: what is timed is to be computed.
-        request = GenerationRequest(name, prompt, GREEDY, tokens, reuse=False)
+        request = GenerationRequest(name, prompt, GREEDY, tokens, shortcuts=False)
         async with contextlib.aclosing(node.generate(model_id, request, on_progress)) as events:
             return [time.perf_counter() async for event in events if event.token is not None]
 

@@ -9,11 +9,24 @@ DEFAULT_BROADCAST_PORT = 52416
 
 
 @dataclass(frozen=True)
+class ServingRules:
+    """How the head of a ring serves.
+
+    A step that is not back after `step_timeout_s` seconds has failed. At most `max_requests` run or
+    wait. `speculates`: what can be guessed is computed ahead, where that changes no token.
+    """
+
+    step_timeout_s: float = 120.0
+    max_requests: int = 512
+    speculates: bool = True
+
+
+@dataclass(frozen=True)
 class NodeConfig:
     """Times are in seconds.
 
     `heartbeat_timeout_s` after the last beat a peer counts as dead: shorter finds a hung peer
-    sooner, longer forgives a busy one. `step_timeout_s` bounds one step through the whole ring.
+    sooner, longer forgives a busy one.
     """
 
     node_id: str
@@ -35,7 +48,7 @@ class NodeConfig:
     heartbeat_interval_s: float = 0.5
     heartbeat_timeout_s: float = 1.4
     announce_interval_s: float = 1.0
-    step_timeout_s: float = 120.0
+    serving: ServingRules = ServingRules()
 
     @property
     def models_dir(self) -> Path:

@@ -93,7 +93,7 @@ class StandardNode(NodeHandler):
         self.rings = Rings(
             config.node_id,
             engine,
-            config.step_timeout_s,
+            config.serving,
             self.membership.handle_of,
             lambda: self.membership.alive,
             lambda plan: self.plans.remove(plan.hash),
@@ -319,7 +319,7 @@ class StandardNode(NodeHandler):
             (0,),
             SamplingParams(temperature=0),
             max_tokens=1,
-            reuse=False,
+            shortcuts=False,
         )
         async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
             async for _ in events:

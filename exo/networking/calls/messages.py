@@ -61,8 +61,9 @@ class StepFailure:
 class GenerationRequest:
     """One sequence to generate: prompt, how to sample, when to end.
 
-    `client` is whose it is, among whom turns are taken. `reuse`: what earlier sequences that begin
-    alike have computed is used.
+    `client` is whose it is, among whom turns are taken. `shortcuts`: what earlier sequences that
+    begin alike have computed is used, and what can be guessed is computed ahead; neither changes a
+    token.
     """
 
     sequence_id: str
@@ -71,7 +72,7 @@ class GenerationRequest:
     max_tokens: int
     eos_token_ids: frozenset[int] = field(default=frozenset())
     client: str = ""
-    reuse: bool = True
+    shortcuts: bool = True
 
 
 class GenerationEvent(msgspec.Struct, frozen=True):
@@ -294,7 +295,7 @@ def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateR
         max_tokens=request.max_tokens,
         eos_token_ids=sorted(request.eos_token_ids),
         client=request.client,
-        no_reuse=not request.reuse,
+        no_shortcuts=not request.shortcuts,
     )
 
 
@@ -307,7 +308,7 @@ def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
         message.max_tokens,
         frozenset(message.eos_token_ids),
         message.client,
-        not message.no_reuse,
+        not message.no_shortcuts,
     )
 
 

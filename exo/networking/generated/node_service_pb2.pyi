@@ -935,7 +935,7 @@ class GenerateRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
-    NO_REUSE_FIELD_NUMBER: _builtins.int
+    NO_SHORTCUTS_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     sequence_id: _builtins.str
     sampling: _builtins.bytes
@@ -943,8 +943,8 @@ class GenerateRequest(_message.Message):
     max_tokens: _builtins.int
     client: _builtins.str
     """whose it is, for fairness"""
-    no_reuse: _builtins.bool
-    """compute all of the prompt"""
+    no_shortcuts: _builtins.bool
+    """compute every token by itself"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -959,11 +959,11 @@ class GenerateRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         client: _builtins.str = ...,
-        no_reuse: _builtins.bool = ...,
+        no_shortcuts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "no_reuse", b"no_reuse", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "no_shortcuts", b"no_shortcuts", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -32,7 +32,8 @@ class Batcher:
     """Sequences run while the ring's KV cache has room for them. When it has none left the youngest
     gives its pages back and begins again later: what it has said stays said.
 
-    `on_end` is called for a sequence that can go no further.
+    With `speculates`, what can be guessed is computed ahead. `on_end` is called for a sequence that
+    can go no further.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class Batcher:
         memory: KVMemory,
         pace: Pace,
         on_end: Callable[[Sequence, GenerationEvent | ExoError], None],
+        *,
+        speculates: bool,
     ) -> None:
         self.running: dict[str, Sequence] = {}
         self.preempted = 0
@@ -54,6 +57,7 @@ class Batcher:
         self._memory = memory
         self._pace = pace
         self._on_end = on_end
+        self._speculates = speculates
 
     def admit(self) -> None:
         """Let run who finds room, as many as make the batch better."""
@@ -86,7 +90,7 @@ class Batcher:
         if there is nothing to do before something comes back."""
         while True:
             decoding = self._decoding_parts()
-            prompts = self._prompt_parts(len(decoding))
+            prompts = self._prompt_parts(sum(part.slice.length for part in decoding))
             if decoding or prompts or not nothing_else_runs or not self._make_way():
                 return decoding, prompts
 
@@ -100,10 +104,10 @@ class Batcher:
                 self.reused += part.start
                 self._memory.supersede(part.takes_over, part.start)
 
-    def _made(self, sequence: Sequence, part: Slice) -> Part:
+    def _made(self, sequence: Sequence, part: Slice, drafts: Iterable[int] = ()) -> Part:
         """Count it as sent."""
         certain = part.end - part.drafts
-        made = Part(sequence, part, sequence.tokens[part.start : certain])
+        made = Part(sequence, part, [*sequence.tokens[part.start : certain], *drafts])
         sequence.scheduled = certain
         sequence.in_flight += 1
         return made
@@ -117,15 +121,27 @@ class Batcher:
         for sequence in sorted(ready, key=by_rank)[: math.ceil(decoding / self._depth)]:
             if sequence.id not in self.running:
                 continue  # it has made way
-            part = sequence.next_slice(sequence.left)
+            drafts = self._drafts(sequence, decoding)
+            part = sequence.next_slice(sequence.left, drafts=len(drafts))
             while not self._memory.reserve(sequence.id, part.start, part.length):
+                if drafts:
+                    drafts, part = [], sequence.next_slice(sequence.left)
+                    continue
                 youngest = self._youngest()
                 self.preempt(youngest)
                 if youngest is sequence:
                     break
             else:
-                parts.append(self._made(sequence, part))
+                parts.append(self._made(sequence, part, drafts))
         return parts
+
+    def _drafts(self, sequence: Sequence, decoding: int) -> list[int]:
+        """Guesses that are worth a row each. Only where a token that is computed among others is
+        what it would be alone, and never where a grammar decides."""
+        if not (self._speculates and self._memory.ledger.is_paged and sequence.may_draft):
+            return []
+        worth = self._pace.draft_worth(math.ceil(decoding / self._depth))
+        return sequence.lookup.draft(worth, sequence.max_tokens_left - 1)
 
     def _prompt_parts(self, decoding: int) -> list[Part]:
         """A chunk of prompts: half of it for the oldest, so that it is never kept waiting by those

@@ -33,6 +33,12 @@ ENOUGH = 0.9
 """Of the throughput of an endless batch: more sequences at once would gain nobody anything, and
 all of them would wait longer."""
 
+FIRST_WORTH = 0.3
+"""How likely a guess has to be right, until it is known what a row costs."""
+
+LEAST_WORTH = 0.1
+"""Where a row costs nearly nothing."""
+
 _MEMORY = 0.98
 """Of what a step counts, when another one has passed."""
 
@@ -105,6 +111,14 @@ class Pace:
             self._prompt_token_s = each
         else:
             self._prompt_token_s = known + 0.3 * (min(each, _SURPRISE * known) - known)
+
+    def draft_worth(self, rows: int) -> float:
+        """How likely a guess has to be right for its row to gain more than it costs in a step of so
+        many: as likely as the share of such a step that grows with its rows."""
+        if not self._decoding.has_slope:
+            return FIRST_WORTH
+        a, c = self._decoding.coefficients()
+        return max(c * rows / max(a + c * rows, 1e-9), LEAST_WORTH)
 
     def best_batch(self) -> int:
         """Sequences at once that reach nearly all of what an endless batch would."""

@@ -15,6 +15,7 @@ from exo.models.description import ModelDescription
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.rings.frames import Frame, Rooms, StepResult
+from exo.orchestration.config import ServingRules
 from exo.orchestration.serving.rank import Rank
 from exo.orchestration.serving.scheduler import Load, Scheduler
 from exo.shard import RingPlan, Shard
@@ -31,14 +32,14 @@ class Rings:
         self,
         node_id: str,
         engine: InferenceEngine,
-        step_timeout_s: float,
+        rules: ServingRules,
         handle_of: Callable[[str], PeerHandle],
         alive: Callable[[], list[str]],
         on_over: Callable[[RingPlan], None],
     ) -> None:
         self._node_id = node_id
         self._engine = engine
-        self._step_timeout_s = step_timeout_s
+        self._rules = rules
         self._handle_of = handle_of
         self._alive = alive
         self._on_over = on_over
@@ -133,7 +134,7 @@ class Rings:
         self._ranks[plan.hash] = rank
         rank.start()
         if plan.head_id == self._node_id:
-            scheduler = Scheduler(plan, rank.accept, self._broken, self._step_timeout_s)
+            scheduler = Scheduler(plan, rank.accept, self._broken, self._rules)
             self._schedulers[plan.hash] = scheduler
 
     def generate(

@@ -26,6 +26,7 @@ from exo.inference.batch import ForwardBatch
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
+from exo.orchestration.config import ServingRules
 from exo.orchestration.serving.batching import Batcher
 from exo.orchestration.serving.kv_memory import KEPT_S, CacheUse, KVMemory
 from exo.orchestration.serving.pace import Pace
@@ -34,9 +35,6 @@ from exo.orchestration.serving.waiting import WaitingLine, full
 from exo.shard import RingPlan
 
 logger = logging.getLogger(__name__)
-
-MAX_REQUESTS = 512
-"""Sequences that may run or wait."""
 
 ROOM_S = 1.0
 """The members are asked so often how much room their caches have, while steps go around."""
@@ -68,6 +66,10 @@ class Load(msgspec.Struct, frozen=True):
     """Times that a sequence gave its pages to older ones, to begin again later."""
     reused: int
     """Tokens of prompts that were computed before."""
+    drafted: int
+    """Tokens that were guessed."""
+    accepted: int
+    """Of them those that were right."""
     cache: CacheUse
 
 
@@ -87,19 +89,19 @@ class Scheduler:
         plan: RingPlan,
         submit: Callable[[Step | Release | Rooms], None],
         on_broken: Callable[[RingPlan, ExoError], None],
-        step_timeout_s: float,
-        max_requests: int = MAX_REQUESTS,
+        rules: ServingRules,
     ) -> None:
         self.plan = plan
         self._submit = submit
         self._on_broken = on_broken
-        self._step_timeout_s = step_timeout_s
-        self._max_requests = max_requests
+        self._rules = rules
         self._depth = len(plan.members)
         self._pace = Pace(self._depth)
         self._memory = KVMemory(lambda gone: submit(Release(gone)))
-        self._line = WaitingLine(max_requests)
-        self._batcher = Batcher(plan, self._line, self._memory, self._pace, self._end_of)
+        self._line = WaitingLine(rules.max_requests)
+        self._batcher = Batcher(
+            plan, self._line, self._memory, self._pace, self._end_of, speculates=rules.speculates
+        )
         self._rooms: tuple[MemberRoom, ...] = ()
         self._asked_for_rooms = -math.inf
         self._ranks = itertools.count()
@@ -115,7 +117,7 @@ class Scheduler:
         self._sweep: asyncio.TimerHandle | None = None
         self._done = 0
         self._done_seconds = 0.0
-        self._tokens = 0
+        self._tokens = self._drafted = self._accepted = 0
 
     @property
     def load(self) -> Load:
@@ -127,6 +129,8 @@ class Scheduler:
             self._tokens,
             self._batcher.preempted,
             self._batcher.reused,
+            self._drafted,
+            self._accepted,
             self._memory.use(self._batcher.running),
         )
 
@@ -161,7 +165,7 @@ class Scheduler:
         sequence = Sequence(request, next(self._ranks))
         if displaced := self._line.add(sequence, len(self._batcher.running)):
             displaced.fail()
-            displaced.tell(full(self._max_requests))
+            displaced.tell(full(self._rules.max_requests))
         self._idle.clear()
         try:
             self._go_on()
@@ -244,7 +248,7 @@ class Scheduler:
                 flight,
                 StepTimeout(
                     f"step {flight.step.number} of {self.plan.model_id} did not come back from "
-                    f"the ring in {self._step_timeout_s:.0f} s"
+                    f"the ring in {self._rules.step_timeout_s:.0f} s"
                 ),
             )
 
@@ -269,7 +273,7 @@ class Scheduler:
             if flight is None:
                 continue
             if isinstance(outcome, StepResult):
-                begun = flight.deadline - self._step_timeout_s
+                begun = flight.deadline - self._rules.step_timeout_s
                 took = asyncio.get_running_loop().time() - begun
                 self._done += 1
                 self._done_seconds += took
@@ -298,7 +302,7 @@ class Scheduler:
         self._in_flight[step.number] = _Flight(
             step,
             {part.sequence.id: part.sequence.attempt for part in parts},
-            asyncio.get_running_loop().time() + self._step_timeout_s,
+            asyncio.get_running_loop().time() + self._rules.step_timeout_s,
             sum(part.slice.length for part in decoding),
             sum(part.slice.length for part in prompts),
         )
@@ -336,6 +340,10 @@ class Scheduler:
             elif sampled[0].refusal:
                 self._fail_sequence(sequence, InvalidRequest(sampled[0].refusal))
             else:
+                if part.drafts:
+                    self._drafted += part.drafts
+                    self._accepted += len(sampled) - 1
+                    sequence.lookup.verified(len(sampled) - 1, part.drafts)
                 events = sequence.add(sampled)
                 self._tokens += len(events)
                 self._untold += ((sequence, event) for event in events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from exo.inference.batch import Slice
 from exo.inference.constrained import MAX_FORCED
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest
+from exo.orchestration.serving.drafts import PromptLookup
 from exo.orchestration.serving.prefixes import common
 
 MAX_CACHE_MISSES = 3
@@ -73,7 +75,20 @@ class Sequence:
     @property
     def may_reuse(self) -> bool:
         """Pooling needs what is computed of every token."""
-        return self.request.reuse and not self.request.sampling.pooling
+        return self.request.shortcuts and not self.request.sampling.pooling
+
+    @property
+    def may_draft(self) -> bool:
+        return self.request.shortcuts and self.request.sampling.constraint is None
+
+    @property
+    def max_tokens_left(self) -> int:
+        """To be generated."""
+        return self.request.max_tokens - (len(self.tokens) - len(self.request.prompt))
+
+    @cached_property
+    def lookup(self) -> PromptLookup:
+        return PromptLookup(self.tokens)
 
     def next_slice(self, length: int, takes_over: str = "", drafts: int = 0) -> Slice:
         """The next `length` of its tokens, and `drafts` guesses after them."""

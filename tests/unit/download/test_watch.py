@@ -16,6 +16,7 @@ from exo.download.watch import DEADLINES_S, QUIET_S, watched
 from exo.errors import Stalled
 from exo.models.description import ModelDescription
 from exo.networking.calls.messages import Prepared
+from exo.orchestration.config import ServingRules
 from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.planning.planner import Planner
@@ -95,7 +96,7 @@ def test_loading() -> None:
     class Engine:
         load = never
 
-    rings = Rings("n", Engine(), 1.0, never, list, never)  # type: ignore[arg-type]
+    rings = Rings("n", Engine(), ServingRules(1.0), never, list, never)  # type: ignore[arg-type]
     said: list[Progress] = []
 
     async def load() -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from virtual_time import VirtualTimeLoop
 
@@ -23,6 +25,8 @@ from exo.inference.dummy.engine import _LETTERS, N_LAYERS, DummyEngine, Faults
 from exo.inference.sampling import SamplingParams
 from exo.networking.calls.messages import GenerationRequest, StepFailure
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
+from exo.orchestration.config import ServingRules
+from exo.orchestration.serving import sequence as serving
 from exo.orchestration.serving.ledger import Ledger
 from exo.orchestration.serving.scheduler import Scheduler
 from exo.shard import RingMember, RingPlan, Shard
@@ -54,7 +58,10 @@ class Ring:
         self.busy_until = 0.0
         self.broken: list[ExoError] = []
         self.scheduler = Scheduler(
-            self.plan, self.submit, lambda plan, error: self.broken.append(error), 60, 1000
+            self.plan,
+            self.submit,
+            lambda plan, error: self.broken.append(error),
+            ServingRules(60, 1000),
         )
 
     def submit(self, frame: Step | Release | Rooms) -> None:
@@ -112,6 +119,34 @@ def alone(prompt: tuple[int, ...], tokens: int) -> list[int]:
     return history[len(prompt) :]
 
 
+class Guesser:
+    """Guesses as prompt lookup makes them on text that repeats itself, which these engines' does
+    not: some right, some wrong, some none."""
+
+    def __init__(self, tokens: Sequence[int], rng: random.Random) -> None:
+        self._tokens, self._rng = tokens, rng
+        self.drafted = self.right = 0
+
+    def draft(self, worth: float, limit: int) -> list[int]:
+        if self._rng.random() < 0.5 or limit < 1:
+            return []
+        guesses = alone(tuple(self._tokens), min(limit, self._rng.randrange(1, 12)))
+        if self._rng.random() < 0.7:
+            guesses[self._rng.randrange(len(guesses))] = 1
+        return guesses
+
+    def verified(self, right: int, drafted: int) -> None:
+        assert 0 <= right <= drafted
+
+
+@pytest.fixture(autouse=True)
+def guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    made = cached_property(lambda sequence: Guesser(sequence.tokens, rng))
+    made.__set_name__(serving.Sequence, "lookup")
+    monkeypatch.setattr(serving.Sequence, "lookup", made)
+
+
 def prompts(rng: random.Random, count: int) -> list[tuple[int, ...]]:
     """As clients have them: the same system prompt, a chat that goes on, something else."""
     systems = [[rng.randrange(200) for _ in range(rng.choice([5, 70, 150]))] for _ in range(2)]
@@ -160,7 +195,9 @@ async def client(ring: Ring, name: str, prompt: tuple[int, ...], rng: random.Ran
     return "done"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     seed=st.integers(0, 2**32),
     members=st.integers(1, 3),
@@ -227,7 +264,8 @@ def test_a_chats_next_turn_computes_what_is_new(members: int) -> None:
         again, cached = await text(ring, "t", more, 5)
         assert again == alone(more, 5)
         assert cached == 300 + 19, "all but the token that was sampled last"
-        assert sum(len(s.batch.token_ids) for s in ring.steps[before:]) == 4 + 4
+        first = ring.steps[before].batch.slices[0]
+        assert (first.start, first.length, first.takes_over) == (319, 4, "s")
         ring.scheduler.close()
 
     on_virtual_time(chat())
@@ -238,8 +276,8 @@ def test_who_comes_with_the_same_beginning_waits_for_it_to_be_computed_once() ->
         ring = Ring(1, 200, random.Random(0), 0, True)
         many = [(*A_CHAT, 5, i) for i in range(6)]
         await asyncio.gather(*(text(ring, f"s{i}", prompt, 1) for i, prompt in enumerate(many)))
-        tokens = sum(len(step.batch.token_ids) for step in ring.steps)
-        assert tokens == 302 + 5
+        computed = sum(len(step.batch.token_ids) for step in ring.steps)
+        assert computed == 302 + 5
         ring.scheduler.close()
 
     on_virtual_time(burst())
@@ -294,7 +332,7 @@ def test_while_others_decode_a_prompt_comes_in_small_pieces() -> None:
             for part in step.batch.slices
             if part.sequence_id == "u"
         ]
-        assert max(pieces) == 16
+        assert max(pieces) <= 32
         runs.cancel()
         ring.scheduler.close()
 

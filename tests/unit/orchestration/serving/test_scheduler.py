@@ -21,6 +21,7 @@ from exo.inference.batch import CacheRoom
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.calls.messages import GenerationRequest, StepFailure
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
+from exo.orchestration.config import ServingRules
 from exo.orchestration.serving.pace import PREFILL_CHUNK, RING_PREFILL_CHUNK
 from exo.orchestration.serving.scheduler import Scheduler
 from exo.shard import RingMember, RingPlan, Shard
@@ -49,8 +50,7 @@ class Ring:
             plan,
             self.submit,
             lambda plan, error: self.broken.append(error),
-            timeout_s,
-            max_requests,
+            ServingRules(timeout_s, max_requests),
         )
 
     def submit(self, frame: Step | Release | Rooms) -> None:
