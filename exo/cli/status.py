@@ -23,10 +23,14 @@ def show_status(args: argparse.Namespace) -> int:
         return 0
     console = Console(soft_wrap=True)
     console.print(_nodes(view))
+    loads = [load for node in view["serving"].values() for load in node["plans"]]
     for plan in view["plans"]:
         console.print(
             f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)", style="bold"
         )
+        for load in loads:
+            if load["plan_hash"] == plan["hash"]:
+                console.print(f"  {_load_line(load)}")
         for member in plan["members"]:
             shard = member["shard"]
             layers = f"layers {shard['start_layer']} to {shard['end_layer'] - 1}"
@@ -40,9 +44,18 @@ def show_status(args: argparse.Namespace) -> int:
     return 0
 
 
+def _load_line(load: dict[str, Any]) -> str:
+    pages = load["kv_pages"]
+    said = f"{load['running']} running, {load['waiting']} waiting, {load['tokens_per_s']:.0f} tok/s"
+    if not pages["capacity"]:
+        return said
+    used, kept = (100 * pages[what] / pages["capacity"] for what in ("used", "kept"))
+    return f"{said}; KV cache {used:.0f}% used, {kept:.0f}% by what may be asked for again"
+
+
 def _nodes(view: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
-    for column in ("node", "state", "machine", "memory free", "address"):
+    for column in ("node", "state", "machine", "memory free", "busy", "address"):
         table.add_column(column)
     for node in view["nodes"].values():
         found = node["capabilities"]
@@ -51,6 +64,9 @@ def _nodes(view: dict[str, Any]) -> Table:
             node["state"],
             f"{found['chip']}, {found['accelerator']}" if found else node["problem"],
             f"{found['memory_available_bytes'] / GB:.1f} GB" if found else "",
+            f"{100 * view['serving'][node['node_id']]['busy']:.0f}%"
+            if node["node_id"] in view["serving"]
+            else "",
             node["address"],
         )
     return table

@@ -8,6 +8,7 @@ owner and the event loop never waits for arithmetic.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -45,6 +46,8 @@ class InferenceEngine(ABC):
         self._histories: dict[str, list[int]] = {}
         self._paths: dict[str, Path] = {}
         self._constrained = ConstrainedAnswers(self.tokenizer_of)
+        self.busy_s = 0.0
+        """Seconds in which steps were computed."""
 
     async def describe(self, model_id: str, path: Path) -> ModelDescription:
         """Sizes and allowed cuts of a checkpoint, without reading its weights.
@@ -192,6 +195,7 @@ class InferenceEngine(ABC):
         if not shard.is_first and (hidden_states is None or hidden_states.shape[0] != rows):
             got = None if hidden_states is None else list(hidden_states.shape)
             raise InvalidFrame(f"{shard} expects hidden states of {rows} tokens, got {got}")
+        begun = time.perf_counter()
         try:
             for part in batch.slices:
                 if part.takes_over:
@@ -204,6 +208,8 @@ class InferenceEngine(ABC):
             # A cache that stopped halfway through a step is worth nothing.
             self._release(tuple({part.sequence_id for part in batch.slices}))
             raise
+        finally:
+            self.busy_s += time.perf_counter() - begun
 
     def _take_over(self, shard: Shard, part: Slice) -> None:
         if shard.is_last:

@@ -48,7 +48,7 @@ class NodeConfig:
     heartbeat_interval_s: float = 0.5
     heartbeat_timeout_s: float = 1.4
     announce_interval_s: float = 1.0
-    serving: ServingRules = ServingRules()
+    serving: ServingRules = field(default_factory=ServingRules)
 
     @property
     def models_dir(self) -> Path:

@@ -45,6 +45,7 @@ from exo.orchestration.files.usage import Usage
 from exo.orchestration.membership.membership import Membership
 from exo.orchestration.planning.keeper import PLAN_ATTEMPTS, PlanKeeper
 from exo.orchestration.planning.planner import Member
+from exo.orchestration.serving.reports import Reports
 from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
@@ -98,6 +99,7 @@ class StandardNode(NodeHandler):
             lambda: self.membership.alive,
             lambda plan: self.plans.remove(plan.hash),
         )
+        self.reports = Reports(config.node_id, self.rings, engine)
         self._keeper = PlanKeeper(
             config.node_id,
             self._members,
@@ -396,6 +398,7 @@ class StandardNode(NodeHandler):
             self.membership.connected_to(node_id),
             self.activity.own(),
             self._keeper.says(node_id),
+            self.reports.own(),
         )
 
     def _own_capabilities(self) -> DeviceCapabilities:
@@ -409,6 +412,7 @@ class StandardNode(NodeHandler):
     def _on_beat(self, node_id: str, beat: Beat) -> None:
         self.activity.heard(node_id, beat.progress)
         self._keeper.heard(node_id, beat.plans)
+        self.reports.heard(node_id, beat.report)
 
     def _on_joined(self, node_id: str) -> None:
         self._keeper.look_soon()
@@ -418,6 +422,7 @@ class StandardNode(NodeHandler):
         """Plans of a lost member end here at once."""
         self._keeper.lost(node_id)
         self.activity.lost(node_id)
+        self.reports.lost(node_id)
         self.rings.lose(node_id, error)
         self._tell_changed()
 

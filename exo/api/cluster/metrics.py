@@ -22,6 +22,13 @@ from exo.orchestration.node import StandardNode
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
+_COUNTED = {
+    "reused_tokens": "Tokens of prompts that earlier sequences had computed",
+    "drafted_tokens": "Tokens that were guessed and computed ahead",
+    "accepted_tokens": "Tokens that were guessed right",
+    "preempted": "Times a sequence gave its pages to an older one, to begin again",
+}
+
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which nobody asks for
 
@@ -123,12 +130,28 @@ class _NodeCollector(Collector):
         seconds = CounterMetricFamily(
             "exo_step_seconds", "Time that these steps took, all hops", labels=["model"]
         )
+        counted = {
+            name: CounterMetricFamily(f"exo_{name}", help_, labels=["model"])
+            for name, help_ in _COUNTED.items()
+        }
+        pages = GaugeMetricFamily(
+            "exo_kv_pages", "Pages of 64 tokens of rings headed here", labels=["model", "what"]
+        )
         for model, loads in node.rings.loads().items():
+            for name, family in counted.items():
+                family.add_metric([model], sum(getattr(load, name) for load in loads))
+            for what in ("capacity", "used", "kept", "shared"):
+                pages.add_metric([model, what], sum(getattr(load.cache, what) for load in loads))
             sequences.add_metric([model, "running"], sum(load.running for load in loads))
             sequences.add_metric([model, "waiting"], sum(load.waiting for load in loads))
             steps.add_metric([model], sum(load.steps for load in loads))
             seconds.add_metric([model], sum(load.step_seconds for load in loads))
-        yield from (sequences, steps, seconds)
+        yield from (sequences, steps, seconds, pages, *counted.values())
+        busy = CounterMetricFamily(
+            "exo_engine_seconds", "Time in which this node's engine computed steps", labels=["node"]
+        )
+        busy.add_metric([own], node.reports.busy_s)
+        yield busy
         sent = CounterMetricFamily(
             "exo_ring_sent_bytes", "Sent to the next member of rings", labels=["node", "to"]
         )

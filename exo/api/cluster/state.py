@@ -27,11 +27,12 @@ class ClusterRoutes:
         ]
 
     async def topology(self, http: web.Request) -> web.Response:
-        """Nodes, links, plans and what every node is doing for a model, as this node sees them,
-        and what it holds itself."""
+        """Nodes, links, plans, what every node is doing for a model and computes for whom, as this
+        node sees them, and what it holds itself."""
         view = self._node.topology().to_json()
         view["plans"] = [plan.to_json() for plan in self._node.plans]
         view["activity"] = [as_json(progress) for progress in self._node.activity.everyone()]
+        view["serving"] = self._node.reports.to_json()
         view["status"] = self._node.status()
         return web.json_response(view)
 

@@ -24,6 +24,7 @@ from exo.networking.calls.messages import (
     Prepared,
     StepFailure,
 )
+from exo.networking.calls.serving_report import NodeReport, decode_report, encode_report
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
 from exo.networking.rings.stream import RingStream
@@ -51,13 +52,15 @@ class PeerIdentity:
 @dataclass(frozen=True)
 class Beat:
     """One heartbeat. `sees_you`: the sender has a working connection to the receiver too;
-    `progress`: what it does for models now, or did lately; `plans`: what it knows of plans."""
+    `progress`: what it does for models now, or did lately; `plans`: what it knows of plans;
+    `report`: what it computes for whom."""
 
     memory_available_bytes: int
     max_epoch: int
     sees_you: bool
     progress: tuple[Progress, ...] = ()
     plans: PlansSaid = field(default_factory=PlansSaid)
+    report: NodeReport = field(default_factory=NodeReport)
 
 
 class PeerHandle:
@@ -273,11 +276,13 @@ def beat_to_pb(counter: int, beat: Beat) -> pb.Heartbeat:
         models=(pb.ModelState(**vars(state)) for state in beat.plans.models),
         holds=sorted(beat.plans.holds),
         plans=map(messages.plan_to_pb, beat.plans.plans),
+        report=encode_report(beat.report),
     )
 
 
 def beat_from_pb(message: pb.Heartbeat) -> Beat:
-    """Raises PlanMismatch where a plan contradicts itself."""
+    """Raises PlanMismatch where a plan contradicts itself, InvalidFrame where the report cannot be
+    read."""
     said = PlansSaid(
         tuple(ModelState(m.model_id, m.epoch, m.plan_hash, m.wanted) for m in message.models),
         frozenset(message.holds),
@@ -289,4 +294,5 @@ def beat_from_pb(message: pb.Heartbeat) -> Beat:
         message.sees_you,
         tuple(map(messages.progress_from_pb, message.progress)),
         said,
+        decode_report(message.report),
     )

@@ -175,11 +175,14 @@ class Heartbeat(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     HOLDS_FIELD_NUMBER: _builtins.int
     PLANS_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     counter: _builtins.int
     memory_available_bytes: _builtins.int
     max_epoch: _builtins.int
     sees_you: _builtins.bool
     """the sender has a working connection to the receiver"""
+    report: _builtins.bytes
+    """NodeReport in MessagePack: what the sender computes for whom"""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
         """what the sender is doing for models now, or did lately"""
@@ -209,10 +212,11 @@ class Heartbeat(_message.Message):
         models: _abc.Iterable[Global___ModelState] | None = ...,
         holds: _abc.Iterable[_builtins.str] | None = ...,
         plans: _abc.Iterable[Global___Plan] | None = ...,
+        report: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "holds", b"holds", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "models", b"models", "plans", b"plans", "progress", b"progress", "sees_you", b"sees_you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "holds", b"holds", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "models", b"models", "plans", b"plans", "progress", b"progress", "report", b"report", "sees_you", b"sees_you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,25 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
 from exo.inference.batch import PAGE_TOKENS, CacheRoom
+from exo.networking.calls.serving_report import CacheUse
 from exo.orchestration.serving.ledger import Ledger, pages_for
 from exo.orchestration.serving.prefixes import MIN_SHARED, Prefixes
 
 KEPT_S = 3600.0
 """What nobody has come back to for so long is given back to the system."""
 
-
-class CacheUse(msgspec.Struct, frozen=True):
-    """Pages of the ring's KV cache; `capacity` is 0 while no member has told it."""
-
-    capacity: int = 0
-    used: int = 0
-    kept: int = 0
-    """Of those used, held by nobody who runs: they are free when somebody needs them."""
-    shared: int = 0
-    """Of those used, held by several."""
+KEPT_SHARE = 0.25
+"""Of all pages, those of sequences that have ended: memory that is asked for by others who use the
+machine as well."""
 
 
 class KVMemory:
@@ -102,10 +94,13 @@ class KVMemory:
 
     def keep(self, sequence_id: str) -> None:
         """Its sequence has ended; somebody may come back to it."""
-        if self.holds(sequence_id) >= MIN_SHARED:
-            self._touch(sequence_id)
-        else:
+        if self.holds(sequence_id) < MIN_SHARED:
             self.drop(sequence_id)
+            return
+        self._touch(sequence_id)
+        most = KEPT_SHARE * (self.ledger.capacity or 0)
+        while self._kept and sum(map(self.ledger.pages_of, self._kept)) > most:
+            self.drop(next(iter(self._kept)))
 
     def supersede(self, source: str, taken: int) -> None:
         """Another sequence has taken over so much of a kept one. If that was all there is no more

@@ -66,6 +66,9 @@ class Ledger:
         """Pages that these hold together."""
         return len({page for each in sequence_ids for page in self._tables.get(each, ())})
 
+    def pages_of(self, sequence_id: str) -> int:
+        return len(self._tables.get(sequence_id, ()))
+
     @property
     def shared(self) -> int:
         """Pages that several sequences hold."""

@@ -75,6 +75,11 @@ class Rings:
         """Sequences of the plans this node heads."""
         return sum(scheduler.sequence_count for scheduler in self._schedulers.values())
 
+    @property
+    def schedulers(self) -> list[Scheduler]:
+        """Of the plans this node heads."""
+        return list(self._schedulers.values())
+
     def held_bytes(self) -> dict[str, int]:
         """By model the memory that its shards here take."""
         by_model: dict[str, set[Shard]] = defaultdict(set)

