@@ -170,14 +170,14 @@ class CutModel:
         rows: mx.array | None,
         caches: list[Any],
         *,
-        want_logits: bool,
+        logits: int,
         want_states: bool = False,
     ) -> mx.array | None:
         """Run layers [start, end) over one sequence's tokens, lazily.
 
         token_ids: int32 [tokens]. rows: what the shard before sent, [tokens, features], None on
-        the first shard. Returns [tokens, features], on the last shard logits [vocabulary] of the
-        last token, or None there if they are not wanted, or where `want_states` what its head
+        the first shard. Returns [tokens, features], on the last shard [logits, vocabulary] of so
+        many of the last tokens, or None there if none are wanted, or where `want_states` what its head
         would read, [tokens, hidden]. `caches` advance by the tokens.
 
         Raises:
@@ -187,15 +187,15 @@ class CutModel:
         cut = self._cut
         cut.start, cut.end = start, end
         cut.received = self.boundaries[start - 1].unpack(rows) if rows is not None else None
-        cut.keep_last = token_ids.size if want_states else 1 if want_logits else 0
+        cut.keep_last = token_ids.size if want_states else logits
         cut.used_caches = set()
         result: mx.array | None
         try:
             if want_states and end == self.n_layers:
                 result = self._headless()(token_ids[None], cache=caches)[0]
             else:
-                logits = self.model(token_ids[None], cache=caches)
-                result = logits[0, -1] if want_logits else None
+                found = self.model(token_ids[None], cache=caches)
+                result = found[0, -logits:] if logits else None
         except _Left as left:
             result = self.boundaries[end - 1].pack(left.returned) if end < self.n_layers else None
         finally:
@@ -261,7 +261,7 @@ class CutModel:
             rows = mx.zeros((1, boundaries[cut - 1].features))
             token = mx.zeros((1,), mx.int32)
             try:
-                self.forward(cut, self.n_layers, token, rows, self.new_caches(), want_logits=True)
+                self.forward(cut, self.n_layers, token, rows, self.new_caches(), logits=1)
             except _BUILD_ERRORS:
                 refused[cut] = "later layers need more of earlier ones than the hidden states"
         return refused
@@ -271,7 +271,7 @@ class CutModel:
         rows = mx.zeros((1, self.boundaries[start - 1].features)) if start else None
         caches = self.new_caches()
         token = mx.zeros((1,), mx.int32)
-        output = self.forward(start, end, token, rows, caches, want_logits=True)
+        output = self.forward(start, end, token, rows, caches, logits=1)
         layers = [layer.parameters() for layer in self.layers[start:end]]
         return depend_on_absent([output, kv.arrays(caches), layers])
 

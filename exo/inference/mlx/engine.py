@@ -167,9 +167,7 @@ class MLXEngine(InferenceEngine):
             rows = mx.zeros((1, model.boundaries[shard.start_layer - 1].features))
         caches = model.new_caches()
         token = mx.zeros((1,), mx.int32)
-        mx.eval(
-            model.forward(shard.start_layer, shard.end_layer, token, rows, caches, want_logits=True)
-        )
+        mx.eval(model.forward(shard.start_layer, shard.end_layer, token, rows, caches, logits=1))
         allocated = sum(array.nbytes for array in kv.arrays(caches))
         return max(1, allocated * PAGE_TOKENS // KV_STEP)
 
@@ -208,7 +206,7 @@ class MLXEngine(InferenceEngine):
                 mx.array(batch.token_ids[rows]),
                 received,
                 sequence.caches,
-                want_logits=bool(part.logits),
+                logits=part.logits,
                 want_states=part.pools,
             )
             sequence.length = part.end
@@ -222,7 +220,7 @@ class MLXEngine(InferenceEngine):
         if shard.is_last:
             if not outputs:
                 return np.zeros((0, 0), np.float32)
-            return np.stack([np.array(logits.astype(mx.float32)) for logits in outputs])
+            return np.concatenate([np.array(rows.astype(mx.float32)) for rows in outputs])
         return _to_numpy(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
 
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
