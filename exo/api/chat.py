@@ -177,6 +177,7 @@ class Chat:
                 min(request.max_tokens or room, room),
                 request.ends if request.ignores_end else ends,
                 client.get(),
+                request.shortcuts,
             )
             for i in range(request.choices)
         ]

@@ -55,7 +55,8 @@ class ChatRequest:
 
     `grammar` holds the answer to a format (models/grammar.py). `template` is given to the chat
     template. `ends`: tokens that end the answer besides the model's own, which are none if
-    `ignores_end`. `truncates`: a conversation that is too long loses its oldest messages."""
+    `ignores_end`. Without `shortcuts` every token is computed, for those who measure or compare.
+    `truncates`: a conversation that is too long loses its oldest messages."""
 
     model: str
     prompt: list[Message] | str | tuple[int, ...]
@@ -73,5 +74,6 @@ class ChatRequest:
     template: Mapping[str, Any] = field(default_factory=dict)
     ends: frozenset[int] = field(default=frozenset())
     ignores_end: bool = False
+    shortcuts: bool = True
     truncates: bool = False
     shows_special: bool = False

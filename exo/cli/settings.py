@@ -131,6 +131,12 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "--memory", help="memory that models may take here, like 12GB (default: what is free)"
     )
     who.add_argument(
+        "--kv-memory",
+        metavar="SIZE",
+        help="memory that a model's KV cache may take here, like 2GB (default: half of what is "
+        "free once the model is loaded)",
+    )
+    who.add_argument(
         "--quantize",
         type=int,
         choices=(2, 3, 4, 6, 8),
@@ -307,6 +313,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         threads=args.threads,
         precise=args.precise,
         memory_bytes=parse_memory(args.memory) if args.memory else None,
+        kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         quantize=args.quantize,
         models_folders=tuple(_folder(path) for path in args.models_dir),
         serving=ServingRules(max_requests=args.max_requests, speculates=args.speculation),

@@ -26,6 +26,7 @@ from exo.inference.sampling import SampledToken, sample
 from exo.models.description import ModelDescription, absent_weights
 from exo.models.tokenizer import Tokenizer, load_tokenizer
 from exo.shard import Shard
+from exo.topology.capabilities import free_memory
 
 Result = TypeVar("Result")
 CACHE_MEMORY_SHARE = 0.5
@@ -46,6 +47,8 @@ class InferenceEngine(ABC):
         self._histories: dict[str, list[int]] = {}
         self._paths: dict[str, Path] = {}
         self._constrained = ConstrainedAnswers(self.tokenizer_of)
+        self.kv_memory: int | None = None
+        """Bytes for the KV cache of a shard; None: half of what is free once it is loaded."""
         self.busy_s = 0.0
         """Seconds in which steps were computed."""
 
@@ -179,6 +182,12 @@ class InferenceEngine(ABC):
     def tokenizer_of(self, model_id: str) -> Tokenizer:
         """The tokenizer of a model that is loaded, for constraints."""
         return load_tokenizer("", self._paths[model_id])
+
+    def cache_bytes(self, accelerator: str) -> int:
+        """That the KV cache of a shard which is loaded now may take."""
+        if self.kv_memory is not None:
+            return self.kv_memory
+        return int(free_memory(accelerator) * CACHE_MEMORY_SHARE)
 
     def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         if (absent := absent_weights(path)) and (

@@ -27,6 +27,7 @@ def build_node(config: NodeConfig) -> StandardNode:
     sources = default_sources(config.models_dir, config.quantize, sharing, config.models_folders)
     store = ModelStore(config.models_dir, sources)
     engine = make_engine(config.engine, config.threads, precise=config.precise)
+    engine.kv_memory = config.kv_memory_bytes
     discovery = _discovery(config, interfaces)
     return StandardNode(config, engine, store, sharing, discovery, interfaces)
 

@@ -55,7 +55,7 @@ def parse_memory(text: str) -> int:
     except ValueError:
         amount = 0.0
     if match is None or amount <= 0:
-        raise InvalidRequest(f"--memory {text!r} is not an amount of memory; write it like 12GB")
+        raise InvalidRequest(f"{text!r} is not an amount of memory; write it like 12GB")
     base = 1024 if match[3] else 1000
     return int(amount * base ** "kmgt".index(match[2].lower()) * base if match[2] else amount)
 

@@ -68,6 +68,7 @@ def completion_requests(body: CompletionBody, defaults: ChatDefaults) -> list[Ch
         grammar=format_grammar(body),
         ends=frozenset(body.stop_token_ids or ()),
         ignores_end=bool(body.ignore_eos),
+        shortcuts=body.cache_prompt is not False,
         shows_special=body.skip_special_tokens is False,
     )
     return [replace(first, prompt=prompt) for prompt in _prompts(body.prompt)]

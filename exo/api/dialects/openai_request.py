@@ -39,6 +39,7 @@ def chat_request(body: types.ChatBody, defaults: ChatDefaults) -> ChatRequest:
         template=options,
         ends=frozenset(body.stop_token_ids or ()),
         ignores_end=bool(body.ignore_eos),
+        shortcuts=body.cache_prompt is not False,
         truncates=body.truncation == "auto",
         shows_special=body.skip_special_tokens is False,
     )

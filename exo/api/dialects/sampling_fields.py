@@ -46,6 +46,8 @@ class SamplingFields(Body, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
+    """False: every token is computed, none taken over or guessed; the answer is the same."""
     skip_special_tokens: bool | None = None
 
     @property

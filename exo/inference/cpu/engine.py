@@ -16,19 +16,14 @@ from exo.inference.batch import CacheRoom, ForwardBatch, Slice
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.cores import usable_cores
 from exo.inference.cpu.shard_model import CheckpointModel
-from exo.inference.engine import CACHE_MEMORY_SHARE, InferenceEngine, OnProgress
+from exo.inference.engine import InferenceEngine, OnProgress
 from exo.models.description import ModelDescription, describe_checkpoint
 from exo.shard import Shard
-from exo.topology.capabilities import free_memory
 
 if TYPE_CHECKING:
     from exo.inference.mlx.engine import MLXEngine
 
 logger = logging.getLogger(__name__)
-
-
-def _free_for_the_cache() -> int:
-    return int(free_memory("cpu") * CACHE_MEMORY_SHARE)
 
 
 class CPUEngine(InferenceEngine):
@@ -54,7 +49,9 @@ class CPUEngine(InferenceEngine):
     def _mlx(self) -> MLXEngine:
         from exo.inference.mlx.engine import MLXEngine
 
-        return MLXEngine(packed_linears=not self._precise)
+        engine = MLXEngine(packed_linears=not self._precise)
+        engine.kv_memory = self.kv_memory
+        return engine
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         try:
@@ -87,7 +84,7 @@ class CPUEngine(InferenceEngine):
                 shard.end_layer,
                 on_progress,
                 precise=self._precise,
-                cache_limit=_free_for_the_cache,
+                cache_limit=lambda: self.cache_bytes("cpu"),
             )
         finally:
             self._forget_unused(shard.model_id)

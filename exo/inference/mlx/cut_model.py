@@ -177,8 +177,8 @@ class CutModel:
 
         token_ids: int32 [tokens]. rows: what the shard before sent, [tokens, features], None on
         the first shard. Returns [tokens, features], on the last shard [logits, vocabulary] of so
-        many of the last tokens, or None there if none are wanted, or where `want_states` what its head
-        would read, [tokens, hidden]. `caches` advance by the tokens.
+        many of the last tokens, or None there if none are wanted, or where `want_states` what its
+        head would read, [tokens, hidden]. `caches` advance by the tokens.
 
         Raises:
             InvalidRequest: states are wanted of an architecture whose class has no part without

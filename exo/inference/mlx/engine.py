@@ -17,7 +17,6 @@ import psutil
 from exo.errors import CacheMiss
 from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
 from exo.inference.engine import (
-    CACHE_MEMORY_SHARE,
     InferenceEngine,
     OnProgress,
     cache_miss,
@@ -36,7 +35,6 @@ from exo.models.description import (
     spare_weights,
 )
 from exo.shard import Shard
-from exo.topology.capabilities import free_memory
 
 if TYPE_CHECKING:
     from exo.inference.mlx.cut_model import CutModel
@@ -122,8 +120,8 @@ class MLXEngine(InferenceEngine):
         try:
             self._read_layers(loaded.model, missing, on_progress)
             page_bytes = self._read_the_rest(shard, loaded.model)
-            free = free_memory("cpu" if self._on_cpu or mx.metal.is_available() else "cuda")
-            loaded.cache_pages[shard] = int(free * CACHE_MEMORY_SHARE) // page_bytes
+            on_host = self._on_cpu or mx.metal.is_available()
+            loaded.cache_pages[shard] = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
         except BaseException:
             self.unload_shard(shard)
             raise

@@ -135,10 +135,10 @@ def test_a_file_that_was_cut_short_is_refused(tiny: Path, tmp_path: Path) -> Non
 
 
 async def test_a_full_kv_cache_is_refused_and_others_go_on(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path,
 ) -> None:
-    monkeypatch.setattr(module, "CACHE_MEMORY_SHARE", 0.0)
     engine = CPUEngine(1)
+    engine.kv_memory = 0
     with pytest.raises(Overloaded, match="the KV cache may take 0 MiB"):
         await greedy(engine, tiny)
     await engine.close()

@@ -1,0 +1,105 @@
+"""Real weights, real processes: whatever was taken over, guessed, begun again for lack of pages or
+left by its client, every answer has its solo tokens and the same bits in their logprobs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from cluster import Cluster, ExoProcess, cluster, until
+
+MODEL = "smollm2-135m"
+TEXT = (Path(__file__).parent / "plain_english.txt").read_text().split()
+
+
+def chats(rng: random.Random) -> list[list[dict[str, str]]]:
+    """Chats whose beginnings are shared, and answers that repeat what was said."""
+    system = {"role": "system", "content": " ".join(TEXT[:250])}
+    found = []
+    for number in range(8):
+        start = rng.randrange(len(TEXT) - 200)
+        said = " ".join(TEXT[start : start + rng.choice([5, 40, 120])])
+        asked = f"Repeat this: {said}" if number % 2 else f"{said} What do you think?"
+        user = {"role": "user", "content": asked}
+        found.append([system, user] if number < 5 else [user])
+    return found
+
+
+async def asked(node: ExoProcess, chat: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": chat, "max_tokens": 100, "logprobs": True, **more}
+    return dict(await node.post("/v1/chat/completions", body, 120))
+
+
+def bits(answer: dict[str, Any]) -> list[tuple[str, float]]:
+    found = answer["choices"][0]["logprobs"]["content"]
+    return [(entry["token"], entry["logprob"]) for entry in found]
+
+
+async def leave(node: ExoProcess, chat: list[dict[str, str]], after_s: float) -> None:
+    """A client that asks and goes away."""
+    task = asyncio.ensure_future(asked(node, chat, max_tokens=500))
+    await asyncio.wait([task], timeout=after_s)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def counted(node: ExoProcess, what: str) -> float:
+    async with aiohttp.ClientSession() as session, session.get(f"{node.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    (found,) = (line for line in lines if line.startswith(f"exo_{what}_total{{"))
+    return float(found.rpartition(" ")[2])
+
+
+async def ring(c: Cluster, nodes: int) -> None:
+    for i in range(nodes):
+        # Room for about three of these chats.
+        memory = f"{32 // nodes}MB"
+        c.add(f"n{i}", "--memory", f"{2 * nodes - i}GB", "--kv-memory", memory, engine="cpu")
+    await c.together()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_every_answer_has_the_bits_that_it_has_alone(
+    nodes: int, checkpoint: Path, exo_home: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(nodes)
+    async with cluster(tmp_path, exo_home) as c:
+        await ring(c, nodes)
+        first = c.nodes["n0"]
+        some = chats(rng)
+        sampled = [{"temperature": i % 3 / 2, "seed": i} for i in range(len(some))]
+        solo = [
+            await asked(first, chat, cache_prompt=False, **how)
+            for chat, how in zip(some, sampled, strict=True)
+        ]
+        for turn in range(2):
+            nodes_of = [c.nodes[f"n{i % nodes}"] for i in range(len(some))]
+            leaving = [leave(first, rng.choice(some), rng.uniform(0.05, 1)) for _ in range(4)]
+            together = [
+                asked(node, chat, **how)
+                for node, chat, how in zip(nodes_of, some, sampled, strict=True)
+            ]
+            answers = (await asyncio.gather(*together, *leaving))[: len(some)]
+            assert list(map(bits, answers)) == list(map(bits, solo)), turn
+        more = [
+            [*chat, answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+            for chat, answer in zip(some, solo, strict=True)
+        ]
+        solo = [await asked(first, chat, cache_prompt=False) for chat in more]
+        answers = await asyncio.gather(*(asked(first, chat) for chat in more))
+        assert list(map(bits, answers)) == list(map(bits, solo))
+        cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+        assert sum(cached) > 500, cached
+        assert await counted(first, "accepted_tokens") > 20
+        assert await counted(first, "preempted") > 0
+
+        async def nobody() -> bool:
+            view = await first.get("/v1/topology")
+            plans = [p for node in view["serving"].values() for p in node["plans"]]
+            return all(plan["running"] == plan["waiting"] == 0 for plan in plans)
+
+        await until(nobody, "all that was left is released", 5)
