@@ -210,6 +210,13 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="of a model that run or wait; others get 429 and come again (default %(default)s)",
     )
     api.add_argument(
+        "--request-timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="end answers that take longer (default: none does)",
+    )
+    api.add_argument(
         "--speculation",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -316,5 +323,9 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         quantize=args.quantize,
         models_folders=tuple(_folder(path) for path in args.models_dir),
-        serving=ServingRules(max_requests=args.max_requests, speculates=args.speculation),
+        serving=ServingRules(
+            request_timeout_s=args.request_timeout,
+            max_requests=args.max_requests,
+            speculates=args.speculation,
+        ),
     )

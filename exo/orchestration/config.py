@@ -12,11 +12,14 @@ DEFAULT_BROADCAST_PORT = 52416
 class ServingRules:
     """How the head of a ring serves.
 
-    A step that is not back after `step_timeout_s` seconds has failed. At most `max_requests` run or
-    wait. `speculates`: what can be guessed is computed ahead, where that changes no token.
+    A step that is not back after `step_timeout_s` seconds has failed, and so has a request of this
+    node's clients whose answer has not ended after `request_timeout_s`, 0 being never. At most
+    `max_requests` run or wait. `speculates`: what can be guessed is computed ahead, where that
+    changes no token.
     """
 
     step_timeout_s: float = 120.0
+    request_timeout_s: float = 0.0
     max_requests: int = 512
     speculates: bool = True
 

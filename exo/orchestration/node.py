@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ class StandardNode(NodeHandler):
         Raises:
             ExoError: no plan could be made, or the sequence failed.
         """
+        request = replace(request, timeout_s=self.config.serving.request_timeout_s)
         dead_hash = ""
         started = False
         for attempt in range(1, PLAN_ATTEMPTS + 1):

@@ -73,6 +73,8 @@ class GenerationRequest:
     eos_token_ids: frozenset[int] = field(default=frozenset())
     client: str = ""
     shortcuts: bool = True
+    timeout_s: float = 0.0
+    """From its coming to the head to its last token; 0: for ever."""
 
 
 class GenerationEvent(msgspec.Struct, frozen=True):
@@ -296,6 +298,7 @@ def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateR
         eos_token_ids=sorted(request.eos_token_ids),
         client=request.client,
         no_shortcuts=not request.shortcuts,
+        timeout_s=request.timeout_s,
     )
 
 
@@ -309,6 +312,7 @@ def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
         frozenset(message.eos_token_ids),
         message.client,
         not message.no_shortcuts,
+        message.timeout_s,
     )
 
 

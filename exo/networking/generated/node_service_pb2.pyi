@@ -940,6 +940,7 @@ class GenerateRequest(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     NO_SHORTCUTS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     sequence_id: _builtins.str
     sampling: _builtins.bytes
@@ -949,6 +950,8 @@ class GenerateRequest(_message.Message):
     """whose it is, for fairness"""
     no_shortcuts: _builtins.bool
     """compute every token by itself"""
+    timeout_s: _builtins.float
+    """from its coming to the head to its last token; 0: for ever"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -964,10 +967,11 @@ class GenerateRequest(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         client: _builtins.str = ...,
         no_shortcuts: _builtins.bool = ...,
+        timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "no_shortcuts", b"no_shortcuts", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "no_shortcuts", b"no_shortcuts", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,7 +90,7 @@ class Batcher:
         if there is nothing to do before something comes back."""
         while True:
             decoding = self._decoding_parts()
-            prompts = self._prompt_parts(sum(part.slice.length for part in decoding))
+            prompts = self._prompt_parts(len(decoding))
             if decoding or prompts or not nothing_else_runs or not self._make_way():
                 return decoding, prompts
 

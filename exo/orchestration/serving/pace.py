@@ -36,6 +36,10 @@ all of them would wait longer."""
 FIRST_WORTH = 0.3
 """How likely a guess has to be right, until it is known what a row costs."""
 
+CAUTION = 1.35
+"""So many times as likely as would just pay: a row among many costs more than one among few, and
+what is believed of guesses is too good where they are many."""
+
 LEAST_WORTH = 0.1
 """Where a row costs nearly nothing."""
 
@@ -118,7 +122,7 @@ class Pace:
         if not self._decoding.has_slope:
             return FIRST_WORTH
         a, c = self._decoding.coefficients()
-        return max(c * rows / max(a + c * rows, 1e-9), LEAST_WORTH)
+        return max(CAUTION * c * rows / max(a + c * rows, 1e-9), LEAST_WORTH)
 
     def best_batch(self) -> int:
         """Sequences at once that reach nearly all of what an endless batch would."""

@@ -20,6 +20,7 @@ from exo.errors import (
     InvalidRequest,
     Overloaded,
     PlanMismatch,
+    Stalled,
     StepTimeout,
 )
 from exo.inference.batch import ForwardBatch
@@ -156,6 +157,7 @@ class Scheduler:
             PlanMismatch: this plan takes no new sequences.
             Overloaded: too many are waiting.
             PromptTooLong: not even alone would it find room in the KV cache.
+            Stalled: it took longer than its time, or nobody read what came.
             ExoError: whatever failed the sequence.
         """
         if self._ended is not None:
@@ -168,6 +170,10 @@ class Scheduler:
             displaced.fail()
             displaced.tell(full(self._rules.max_requests))
         self._idle.clear()
+        timer = None
+        if request.timeout_s > 0:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(request.timeout_s, self._expire, sequence)
         try:
             self._go_on()
             while True:
@@ -176,7 +182,15 @@ class Scheduler:
                 if event.finish_reason:
                     return
         finally:
+            if timer is not None:
+                timer.cancel()
             self._drop(sequence)
+
+    def _expire(self, sequence: Sequence) -> None:
+        if not sequence.done:
+            sequence.fail()
+            late = f"the answer had not ended after {sequence.request.timeout_s:g} s"
+            sequence.tell(Stalled(f"{late}, the limit of --request-timeout"))
 
     def on_result(self, result: StepResult | Rooms) -> None:
         """The tail's answer. One for a step nobody waits for is too late and ignored."""

@@ -8,13 +8,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from exo.errors import ExoError
+from exo.errors import ExoError, Stalled
 from exo.inference.batch import Slice
 from exo.inference.constrained import MAX_FORCED
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest
 from exo.orchestration.serving.drafts import PromptLookup
 from exo.orchestration.serving.prefixes import common
+
+MAX_UNREAD = 4096
 
 MAX_CACHE_MISSES = 3
 """One after the other, with no token between them."""
@@ -162,7 +164,11 @@ class Sequence:
         self.done = self.failed = True
 
     def tell(self, event: GenerationEvent | ExoError) -> None:
-        """Wake whoever waits for the next event."""
+        """Wake whoever waits for the next event. Who does not read is given up: what is said to
+        nobody takes memory, and time from others."""
+        if self._events.qsize() >= MAX_UNREAD and not self.failed:
+            self.fail()
+            event = Stalled(f"{MAX_UNREAD} tokens of the answer were not read; it was given up")
         self._events.put_nowait(event)
 
     async def next_event(self) -> GenerationEvent:

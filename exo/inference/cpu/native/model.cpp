@@ -195,8 +195,8 @@ void Model::attention(const Layer& layer, int index) {
   });
 }
 
-// Tasks are (tile of a slice's tokens, KV head); for a single token, whose work would be too little
-// shared, (chunk of keys, KV head), merged afterwards in the same order.
+// Tasks are (tile of a slice's tokens, KV head); where that is a single tile, whose work would be too
+// little shared, (chunk of keys, KV head), merged afterwards in the same order.
 void Model::attend(const Layer& layer, int index) {
   const KernelTable& kernel = kernels();
   const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd;
@@ -205,7 +205,7 @@ void Model::attend(const Layer& layer, int index) {
   struct Task {
     int64_t row, count;  // rows of the batch
     int64_t begin, end;  // chunks of keys
-    int64_t partial;     // where a single token's partial results go, or -1
+    int64_t partial;     // where a single tile's partial results go, or -1
     int head;            // KV head
   };
   thread_local std::vector<Task> tasks;
@@ -219,13 +219,13 @@ void Model::attend(const Layer& layer, int index) {
           layer.window > 0 ? std::max<int64_t>(0, slice.start + i + 1 - layer.window) : 0;
       const int64_t begin = oldest / kChunkTokens, end = (seen + kChunkTokens - 1) / kChunkTokens;
       for (int h = 0; h < spec_.kv_heads; h++) {
-        if (slice.length > 1 || end - begin == 1) {
+        if (slice.length > kQueryTile || end - begin == 1) {
           tasks.push_back({row + i, count, begin, end, -1, h});
           continue;
         }
         for (int64_t c = begin; c < end; c++) {
-          tasks.push_back({row + i, 1, c, c + 1, partial, h});
-          partial += per_kv;
+          tasks.push_back({row + i, count, c, c + 1, partial, h});
+          partial += count * per_kv;
         }
       }
     }
@@ -250,9 +250,9 @@ void Model::attend(const Layer& layer, int index) {
         positions[r] = row_[at_least(token)].position;
       }
       if (task.partial >= 0) {
+        const int64_t place = task.partial + t0 * per_kv;
         kernel.attend_chunk(kv, rule, task.begin, queries, positions, rows,
-                            partial_out_.data() + task.partial * hd,
-                            partials_.data() + task.partial);
+                            partial_out_.data() + place * hd, partials_.data() + place);
         continue;
       }
       grow(sums, rows * hd);
@@ -294,9 +294,9 @@ void Model::attend(const Layer& layer, int index) {
              tasks[stop].head == task.head) {
         stop++;
       }
-      for (int r = 0; r < per_kv; r++) {
-        const int head = task.head * per_kv + r;
-        float* out = attended_.row(task.row) + head * hd;
+      for (int64_t r = 0; r < task.count * per_kv; r++) {
+        const int head = task.head * per_kv + static_cast<int>(r % per_kv);
+        float* out = attended_.row(task.row + r / per_kv) + head * hd;
         Partial merged{0.f, 0.f};
         for (size_t p = t; p < stop; p++) {
           const int64_t from = tasks[p].partial + r;

@@ -61,7 +61,7 @@ class Ring:
             self.plan,
             self.submit,
             lambda plan, error: self.broken.append(error),
-            ServingRules(60, 1000),
+            ServingRules(60, max_requests=1000),
         )
 
     def submit(self, frame: Step | Release | Rooms) -> None:

@@ -15,6 +15,7 @@ from exo.errors import (
     Overloaded,
     PeerUnavailable,
     PlanMismatch,
+    Stalled,
     StepTimeout,
 )
 from exo.inference.batch import CacheRoom
@@ -22,6 +23,7 @@ from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.calls.messages import GenerationRequest, StepFailure
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
 from exo.orchestration.config import ServingRules
+from exo.orchestration.serving import sequence as serving
 from exo.orchestration.serving.pace import PREFILL_CHUNK, RING_PREFILL_CHUNK
 from exo.orchestration.serving.scheduler import Scheduler
 from exo.shard import RingMember, RingPlan, Shard
@@ -50,7 +52,7 @@ class Ring:
             plan,
             self.submit,
             lambda plan, error: self.broken.append(error),
-            ServingRules(timeout_s, max_requests),
+            ServingRules(timeout_s, max_requests=max_requests),
         )
 
     def submit(self, frame: Step | Release | Rooms) -> None:
@@ -268,4 +270,33 @@ async def test_a_full_queue_refuses() -> None:
     for task in (first, second):
         task.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
+    ring.scheduler.close()
+
+
+async def test_an_answer_that_takes_too_long_is_ended_and_released() -> None:
+    ring = Ring(lambda step: [7] if step.number < 5 else None)
+    request = GenerationRequest("s", (1, 2), GREEDY, 1000, timeout_s=0.05)
+    with pytest.raises(Stalled, match="had not ended after"):
+        async for _ in ring.scheduler.generate(request):
+            pass
+    assert ring.released == ["s"]
+    assert ring.scheduler.sequence_count == 0
+    ring.scheduler.close()
+
+
+async def test_who_does_not_read_is_given_up_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "MAX_UNREAD", 20)
+    ring = Ring(ones)
+    sleeps = ring.scheduler.generate(GenerationRequest("s", (1, 2), GREEDY, 1000))
+    await anext(sleeps)
+    assert len(await ring.tokens("t", 5, 200)) == 200
+    assert not any(
+        part.sequence_id == "s" for step in ring.steps[-100:] for part in step.batch.slices
+    )
+    with pytest.raises(Stalled, match="20 tokens of the answer were not read"):
+        async for _ in sleeps:
+            pass
+    assert "s" in ring.released
     ring.scheduler.close()
