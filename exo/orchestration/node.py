@@ -18,7 +18,6 @@ from exo.download.watch import watched
 from exo.errors import (
     ExoError,
     InvalidRequest,
-    PeerUnavailable,
     PlanMismatch,
 )
 from exo.inference.engine import InferenceEngine
@@ -44,8 +43,9 @@ from exo.orchestration.files.cluster_files import ClusterFiles
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.files.usage import Usage
 from exo.orchestration.membership.membership import Membership
-from exo.orchestration.planning.keeper import PLAN_ATTEMPTS, PlanKeeper
+from exo.orchestration.planning.keeper import PlanKeeper
 from exo.orchestration.planning.planner import Member
+from exo.orchestration.serving.continuation import generate_on_any_ring
 from exo.orchestration.serving.reports import Reports
 from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
@@ -54,9 +54,6 @@ from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
 from exo.topology.topology import NodeView, Topology
 
 logger = logging.getLogger(__name__)
-
-SETTLE_S = 0.2
-"""How long a request lets members find out who is gone before it asks again, times the attempt."""
 
 MEMORY_PROBE_S = 2.0
 
@@ -156,32 +153,25 @@ class StandardNode(NodeHandler):
     async def generate(
         self, model_id: str, request: GenerationRequest, on_progress: OnProgress
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Tokens of one sequence on the model's ring, which is made first if there is none.
-        Closing the iterator cancels the sequence on every member.
+        """Tokens of one sequence on the model's ring, which is made first if there is none, and
+        again if it ends. Closing the iterator cancels the sequence on every member.
 
         Raises:
             ExoError: no plan could be made, or the sequence failed.
         """
         request = replace(request, timeout_s=self.config.serving.request_timeout_s)
-        dead_hash = ""
-        started = False
-        for attempt in range(1, PLAN_ATTEMPTS + 1):
-            plan = await self.ensure_plan(model_id, dead_hash, on_progress)
-            try:
-                async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
-                    async for event in events:
-                        if not started:
-                            self.usage.note(model_id)
-                        started = True
-                        yield event
-                return
-            except (PlanMismatch, PeerUnavailable) as error:
-                # The plan ended before a token came out of it: another one serves as well.
-                if started or attempt == PLAN_ATTEMPTS:
-                    raise
-                logger.info("%s; asking for another plan", error.message)
-                dead_hash = plan.hash
-                await asyncio.sleep(attempt * SETTLE_S)
+
+        async def ring(dead_hash: str) -> RingPlan:
+            return await self.ensure_plan(model_id, dead_hash, on_progress)
+
+        answer = generate_on_any_ring(request, ring, self._generate_at_head)
+        is_first = True
+        async with contextlib.aclosing(answer):
+            async for event in answer:
+                if is_first:
+                    self.usage.note(model_id)
+                is_first = False
+                yield event
 
     async def _generate_at_head(
         self, plan: RingPlan, request: GenerationRequest

@@ -1,5 +1,5 @@
-"""Killing or stopping any node at any moment: the others live, clients hear of it within seconds,
-the next request is served by who is left, and a node that comes back is used again."""
+"""Killing or stopping any node at any moment: the others live, answers go on with the same tokens
+on who is left, and a node that comes back is used again."""
 
 import asyncio
 import os
@@ -64,6 +64,7 @@ async def test_any_node_may_die_at_any_moment(
                     c.nodes[role].log.write_text("")
                     start(c, role, phase)
                 await c.together()
+            expected = "" if phase == "load" else await ask(c, via, phase)
             for role in ROLES:
                 c.nodes[role].log.write_text("")
             asked = asyncio.create_task(ask(c, via, phase))
@@ -71,16 +72,16 @@ async def test_any_node_may_die_at_any_moment(
             c.nodes[victim].send(way)
             began = time.monotonic()
             try:
-                await asyncio.wait_for(
-                    asked, 20 if phase == "load" or victim == "api" else IN_TIME_S
-                )
+                answer = await asyncio.wait_for(asked, 20 if phase == "load" else 2 * IN_TIME_S)
+                assert answer == expected or phase == "load"
             except ApiError as error:
-                assert victim != "api"
+                # An answer that has begun goes on; one of a ring that never was may not begin.
+                assert phase == "load" and victim != "api"
                 assert error.code in ("peer_unavailable", "step_timeout", "plan_mismatch"), error
             others = [role for role in ROLES if role != victim]
             await c.together(*others)
             if phase != "load":
-                assert time.monotonic() - began < IN_TIME_S or victim == "api"
+                assert time.monotonic() - began < 2 * IN_TIME_S
             answer = await c.nodes[via].chat()
             assert len(answer) == 12
             assert await c.nodes[via].ring() == [r for r in others if r != "api"]

@@ -103,3 +103,25 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
             return all(plan["running"] == plan["waiting"] == 0 for plan in plans)
 
         await until(nobody, "all that was left is released", 5)
+
+
+async def test_an_answer_goes_on_with_the_same_bits_when_a_member_dies(
+    checkpoint: Path, exo_home: Path, tmp_path: Path
+) -> None:
+    async with cluster(tmp_path, exo_home) as c:
+        await ring(c, 2)
+        first = c.nodes["n0"]
+        chat = chats(random.Random(0))[0]
+        how = {"max_tokens": 300, "temperature": 0.8, "seed": 5, "frequency_penalty": 0.3}
+        alone = await asked(first, chat, cache_prompt=False, **how)
+        assert len(await first.ring(MODEL)) == 2
+        answer = asyncio.ensure_future(asked(first, chat, **how))
+
+        async def under_way() -> bool:
+            view = await first.get("/v1/topology")
+            return any(p["running"] for n in view["serving"].values() for p in n["plans"])
+
+        await until(under_way, "the answer is under way")
+        c.nodes["n1"].kill()
+        assert bits(await asyncio.wait_for(answer, 30)) == bits(alone)
+        assert len(await first.ring(MODEL)) == 1

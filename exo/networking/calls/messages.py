@@ -75,6 +75,8 @@ class GenerationRequest:
     shortcuts: bool = True
     timeout_s: float = 0.0
     """From its coming to the head to its last token; 0: for ever."""
+    generated: tuple[int, ...] = ()
+    """Tokens that another ring has generated, and that count as this one's."""
 
 
 class GenerationEvent(msgspec.Struct, frozen=True):
@@ -299,6 +301,7 @@ def generation_to_pb(plan_hash: str, request: GenerationRequest) -> pb.GenerateR
         client=request.client,
         no_shortcuts=not request.shortcuts,
         timeout_s=request.timeout_s,
+        generated=request.generated,
     )
 
 
@@ -313,6 +316,7 @@ def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
         message.client,
         not message.no_shortcuts,
         message.timeout_s,
+        tuple(message.generated),
     )
 
 

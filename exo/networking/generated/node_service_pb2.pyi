@@ -941,6 +941,7 @@ class GenerateRequest(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     NO_SHORTCUTS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    GENERATED_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     sequence_id: _builtins.str
     sampling: _builtins.bytes
@@ -956,6 +957,10 @@ class GenerateRequest(_message.Message):
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def generated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by a ring that has ended; they count as this one's"""
+
     def __init__(
         self,
         *,
@@ -968,10 +973,11 @@ class GenerateRequest(_message.Message):
         client: _builtins.str = ...,
         no_shortcuts: _builtins.bool = ...,
         timeout_s: _builtins.float = ...,
+        generated: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "no_shortcuts", b"no_shortcuts", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "eos_token_ids", b"eos_token_ids", "generated", b"generated", "max_tokens", b"max_tokens", "no_shortcuts", b"no_shortcuts", "plan_hash", b"plan_hash", "prompt", b"prompt", "sampling", b"sampling", "sequence_id", b"sequence_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

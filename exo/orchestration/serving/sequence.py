@@ -32,7 +32,7 @@ class Sequence:
     def __init__(self, request: GenerationRequest, rank: int = 0) -> None:
         self.request = request
         self.rank = rank
-        self.tokens: list[int] = list(request.prompt)
+        self.tokens: list[int] = [*request.prompt, *request.generated]
         self.scheduled = 0
         self.in_flight = 0
         self.attempt = 0
