@@ -22,7 +22,8 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     `sampling` asks for the token that follows the last of them; None asks for nothing.
     `prompt_length` tells where the prompt ends and generated tokens begin.
     `takes_over` names a sequence whose first `start` tokens are this one's too: its KV cache is
-    shared up to there, before anything is computed.
+    shared up to there, before anything is computed; with `moves` that one has ended and nobody asks
+    for it again, so what it holds need not be copied.
     The last `drafts` tokens are guesses: a token is asked for before each of them as well, and they
     count as long as what is sampled is what was guessed.
     """
@@ -34,6 +35,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: Index = 0
     takes_over: str = ""
     drafts: Index = 0
+    moves: bool = False
 
     @property
     def end(self) -> int:

@@ -154,7 +154,7 @@ class InferenceEngine(ABC):
     @abstractmethod
     def take_over(self, shard: Shard, part: Slice) -> None:
         """Have `part`'s sequence begin with the first `part.start` tokens of the one it takes over,
-        whose cache stays as it is. Raises CacheMiss where that cannot be."""
+        whose cache stays as it is unless `part.moves`. Raises CacheMiss where that cannot be."""
 
     @abstractmethod
     def cache_room(self, shard: Shard) -> CacheRoom:

@@ -77,3 +77,28 @@ async def test_a_body_that_comes_slowly_is_read(node: ExoProcess) -> None:
     answer = await asyncio.wait_for(reader.read(), 20)
     assert b"200 OK" in answer and b'"finish_reason": "length"' in answer
     writer.close()
+
+
+async def test_who_does_not_fit_the_queue_is_told_when_to_come_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        node = c.add("n0", "--max-requests", "20", EXO_DUMMY_FAULTS="delay=0.002")
+        await c.together()
+        alone = await node.chat("hello")
+        body = {"model": "dummy", "messages": HELLO, "max_tokens": 12}
+
+        async def one(session: aiohttp.ClientSession) -> int:
+            url = f"{node.url}/v1/chat/completions"
+            async with session.post(url, json=body) as response:
+                answer = await response.json()
+                if response.status == 200:
+                    assert answer["choices"][0]["message"]["content"] == alone
+                else:
+                    assert int(response.headers["Retry-After"]) > 0
+                    assert answer["error"]["code"] == "overloaded"
+                    assert answer["error"]["type"] == "rate_limit_error"
+                return response.status
+
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            found = await asyncio.gather(*(one(session) for _ in range(200)))
+        assert set(found) == {200, 429} and found.count(200) >= 20

@@ -255,7 +255,12 @@ class MLXEngine(InferenceEngine):
         held = self._sequences.get((shard, part.takes_over))
         if held is None or held.length < part.start:
             raise cache_miss(part, held.length if held else 0)
-        taken = _SequenceCache(kv.copied(held.caches), held.length)
+        if part.moves:
+            # A copy would be written to at once, and for a moment a long chat be there twice.
+            del self._sequences[shard, part.takes_over]
+            taken = held
+        else:
+            taken = _SequenceCache(kv.copied(held.caches), held.length)
         self._cut_back(shard, part, taken)
         self._sequences[shard, part.sequence_id] = taken
 

@@ -102,7 +102,8 @@ class Batcher:
                 self._memory.computed(sequence.id, sequence.tokens, sequence.scheduled)
             if part.takes_over:
                 self.reused += part.start
-                self._memory.supersede(part.takes_over, part.start)
+                if part.moves:
+                    self._memory.supersede(part.takes_over)
 
     def _made(self, sequence: Sequence, part: Slice, drafts: Iterable[int] = ()) -> Part:
         """Count it as sent."""
@@ -159,11 +160,12 @@ class Batcher:
         if not sequence.has_begun and sequence.may_reuse:
             source, start = self._memory.source_of(sequence.id, sequence.tokens)
             length = min(tokens, len(sequence.tokens) - start)
+            moves = self._memory.is_superseded(source, start)
             # Where there is no room beside it, the source gives its own.
             if source and self._memory.reserve(sequence.id, start, length, source):
                 sequence.scheduled = start
                 sequence.cached = sequence.cached or min(start, len(sequence.request.prompt))
-                return self._made(sequence, sequence.next_slice(length, source))
+                return self._made(sequence, sequence.next_slice(length, source, moves=moves))
         length = min(tokens, sequence.left)
         if not self._memory.reserve(sequence.id, sequence.scheduled, length):
             return None

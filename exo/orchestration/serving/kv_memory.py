@@ -72,15 +72,20 @@ class KVMemory:
     def reserve(self, sequence_id: str, start: int, length: int, source: str = "") -> bool:
         """Make room for tokens [start, start + length), at the cost of what is kept; False, and
         nothing changed but that, if there is none."""
-        while not self.ledger.has(self.ledger.needs(sequence_id, start, length, source)):
+        moves = self.is_superseded(source, start)
+        while not self.ledger.has(
+            self.ledger.needs(sequence_id, start, length, source, moves=moves)
+        ):
             victim = next((k for k in self._kept if k != source and k not in self._sources), None)
             if victim is None:
                 return False
             self.drop(victim)
-        self.ledger.extend(sequence_id, start, length, source)
+        self.ledger.extend(sequence_id, start, length, source, moves=moves)
         if source:
             self._sources.add(source)
-            if source in self._kept:
+            if moves:
+                self._prefixes.forget(source)  # nobody else finds it any more
+            elif source in self._kept:
                 self._touch(source)
         return True
 
@@ -102,10 +107,12 @@ class KVMemory:
         while self._kept and sum(map(self.ledger.pages_of, self._kept)) > most:
             self.drop(next(iter(self._kept)))
 
-    def supersede(self, source: str, taken: int) -> None:
-        """Another sequence has taken over so much of a kept one. If that was all there is no more
-        use for it."""
-        if source in self._kept and taken == self.holds(source):
+    def is_superseded(self, source: str, taken: int) -> bool:
+        """Whether there is no more use for a sequence of which another one takes over so much."""
+        return source in self._kept and source not in self._sources and taken == self.holds(source)
+
+    def supersede(self, source: str) -> None:
+        if source in self._kept:
             self.drop(source)
 
     def distrust(self, sequence_id: str, *, cannot_cut: bool = False) -> None:

@@ -74,27 +74,37 @@ class Ledger:
         """Pages that several sequences hold."""
         return sum(holders > 1 for holders in self._holders.values())
 
-    def needs(self, sequence_id: str, start: int, length: int, source: str = "") -> int:
+    def needs(
+        self, sequence_id: str, start: int, length: int, source: str = "", *, moves: bool = False
+    ) -> int:
         """How many more pages are used once the sequence, or a new one that takes over the first
-        `start` tokens of the `source`, has tokens [start, start + length)."""
+        `start` tokens of the `source`, has tokens [start, start + length). `moves`: all that the
+        source has is the new one's where pages are not shared."""
         kept = pages_for(start)
         new = pages_for(start + length) - kept
         if source:
             if not self.is_paged:
-                return new + kept
+                return new if moves else new + kept
             return new + (1 if start % PAGE_TOKENS else 0)
         table = self._tables.get(sequence_id, [])
         freed = sum(self._holders[page] == 1 for page in table[kept:])
         copies = start % PAGE_TOKENS != 0 and self._holders[table[kept - 1]] > 1
         return new + copies - freed
 
-    def extend(self, sequence_id: str, start: int, length: int, source: str = "") -> None:
+    def extend(
+        self, sequence_id: str, start: int, length: int, source: str = "", *, moves: bool = False
+    ) -> None:
         """Write down what `needs` counts."""
         if source:
-            taken = self._tables[source][: pages_for(start)]
             self.release(sequence_id)
-            self._tables[sequence_id] = self._lend(len(taken)) if not self.is_paged else taken
-            self._holders.update(taken if self.is_paged else ())
+            taken = self._tables[source][: pages_for(start)]
+            if self.is_paged:
+                self._holders.update(taken)
+            elif moves:
+                taken = self._tables.pop(source)
+            else:
+                taken = self._lend(len(taken))
+            self._tables[sequence_id] = taken
         table = self._tables.setdefault(sequence_id, [])
         kept = pages_for(start)
         self._give_back(table, kept)

@@ -92,7 +92,9 @@ class Sequence:
     def lookup(self) -> PromptLookup:
         return PromptLookup(self.tokens)
 
-    def next_slice(self, length: int, takes_over: str = "", drafts: int = 0) -> Slice:
+    def next_slice(
+        self, length: int, takes_over: str = "", drafts: int = 0, *, moves: bool = False
+    ) -> Slice:
         """The next `length` of its tokens, and `drafts` guesses after them."""
         start, end = self.scheduled, self.scheduled + length
         asks = end == len(self.tokens) or self.request.sampling.pooling
@@ -104,6 +106,7 @@ class Sequence:
             len(self.request.prompt),
             takes_over,
             drafts,
+            moves,
         )
 
     def begin_again(self) -> None:

@@ -259,3 +259,16 @@ async def test_an_engine_tells_how_much_room_its_cache_has(loaded: tuple) -> Non
     assert isinstance(empty, CacheRoom) and isinstance(used, CacheRoom)
     assert (empty.used, used.used) == (0, 3)
     assert used.pages == empty.pages > 3
+
+
+async def test_what_moves_is_where_it_went(loaded: tuple) -> None:
+    engine, shard = loaded
+    fresh = await tokens_of(engine, shard, part(0, [*PROMPT, 3, 4], "a"))
+    await engine.release(["a"])
+    await tokens_of(engine, shard, part(0, PROMPT))
+    moved = Slice("t", len(PROMPT), 2, GREEDY, 0, "s", moves=True)
+    step = ForwardBatch((moved,), np.array([3, 4], np.int32))
+    assert await tokens_of(engine, shard, step) == fresh
+    await engine.release(["s"])
+    longer = await tokens_of(engine, shard, part(0, [*PROMPT, 3, 4, 5], "u"))
+    assert await tokens_of(engine, shard, part(len(PROMPT) + 2, [5], "t")) == longer

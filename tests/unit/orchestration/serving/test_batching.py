@@ -70,7 +70,13 @@ class Ring:
         if isinstance(frame, Step):
             self.steps.append(frame)
             for part in frame.batch.slices:
-                self.book.extend(part.sequence_id, part.start, part.length, part.takes_over)
+                self.book.extend(
+                    part.sequence_id,
+                    part.start,
+                    part.length,
+                    part.takes_over,
+                    moves=part.moves,
+                )
             self.most_used = max(self.most_used, self.book.used)
             took = 0.004 + 0.001 * len(frame.batch.token_ids)
         elif isinstance(frame, Release):
