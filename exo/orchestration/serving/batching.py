@@ -128,6 +128,11 @@ class Batcher:
                 if drafts:
                     drafts, part = [], sequence.next_slice(sequence.left)
                     continue
+                if len(self.running) == 1:
+                    if self._memory.ledger.trust_again():
+                        continue
+                    self._end_full(sequence)
+                    break
                 youngest = self._youngest()
                 self.preempt(youngest)
                 if youngest is sequence:
@@ -197,13 +202,17 @@ class Batcher:
             return False
         if self._memory.ledger.trust_again():
             return True
-        if youngest.is_decoding:
-            youngest.done = True
-            self._on_end(youngest, GenerationEvent(finish_reason="length"))
-        else:
-            youngest.fail()
-            self._on_end(youngest, self._too_long(len(youngest.tokens)))
+        self._end_full(youngest)
         return False
+
+    def _end_full(self, sequence: Sequence) -> None:
+        """Not even alone does it find room to go on."""
+        if sequence.is_decoding:
+            sequence.done = True
+            self._on_end(sequence, GenerationEvent(finish_reason="length"))
+        else:
+            sequence.fail()
+            self._on_end(sequence, self._too_long(len(sequence.tokens)))
 
     def _youngest(self) -> Sequence:
         """Whoever is to make way first: one that has ended, and whose client has not heard it yet,

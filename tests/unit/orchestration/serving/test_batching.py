@@ -173,7 +173,8 @@ def prompts(rng: random.Random, count: int) -> list[tuple[int, ...]]:
 
 async def client(ring: Ring, name: str, prompt: tuple[int, ...], rng: random.Random) -> str:
     await asyncio.sleep(rng.choice([0, 0, rng.uniform(0, 3)]))
-    wanted, leaves_after = rng.randrange(1, 60), rng.choice([999, 999, rng.randrange(20)])
+    wanted = rng.randrange(1, rng.choice([60, 60, 300]))
+    leaves_after = rng.choice([999, 999, rng.randrange(20)])
     request = GenerationRequest(name, prompt, GREEDY, wanted, client=rng.choice("ab"))
     expected, found = alone(prompt, wanted), []
     events = ring.scheduler.generate(request)
