@@ -11,8 +11,7 @@ void KVCache::extend(const std::string& sequence, int64_t start, int64_t length)
   if (start > held) throw CacheMissError(sequence, start, held);
   const size_t needed = pages_for(start + length), kept = pages_for(start);
   // The page that `start` is in the middle of is written to while others read it.
-  const bool copies =
-      start % kPageTokens != 0 && shared_.count(found->second.pages[kept - 1]) != 0;
+  const bool copies = start % kPageTokens != 0 && shared_.count(found->second.pages[kept - 1]) != 0;
   const size_t has = found == tables_.end() ? 0 : found->second.pages.size();
   size_t freed = 0;  // what lies behind `start` is dropped first
   for (size_t i = kept; i < has; i++) freed += shared_.count(found->second.pages[i]) == 0;

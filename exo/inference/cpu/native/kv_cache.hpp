@@ -1,5 +1,5 @@
-// The KV cache of one shard: pages of 64 tokens, lent to sequences as they grow. Sequences that begin
-// alike share pages; one that is to be written to and has several holders is copied first.
+// The KV cache of one shard: pages of 64 tokens, lent to sequences as they grow. Sequences that
+// begin alike share pages; one that is to be written to and has several holders is copied first.
 #pragma once
 
 #include <cstdint>

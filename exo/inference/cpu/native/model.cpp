@@ -195,8 +195,8 @@ void Model::attention(const Layer& layer, int index) {
   });
 }
 
-// Tasks are (tile of a slice's tokens, KV head); where that is a single tile, whose work would be too
-// little shared, (chunk of keys, KV head), merged afterwards in the same order.
+// Tasks are (tile of a slice's tokens, KV head); where that is a single tile, whose work would be
+// too little shared, (chunk of keys, KV head), merged afterwards in the same order.
 void Model::attend(const Layer& layer, int index) {
   const KernelTable& kernel = kernels();
   const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd;
