@@ -39,10 +39,10 @@ async def test_requests_at_once_give_each_exactly_its_solo_tokens(tmp_path: Path
 
 async def test_a_join_is_used_and_does_not_disturb_a_running_answer(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        c.add("n0", "--memory", "2GB", EXO_DUMMY_FAULTS="delay=0.02")
+        c.add("n0", "--memory", "2GB", "--no-speculation", EXO_DUMMY_FAULTS="delay=0.02")
         await c.together()
         expected = await c.nodes["n0"].chat(max_tokens=400)
-        # 8 s, in which another process starts and joins, on a busy machine too.
+        # A token a step: 8 s, in which another process starts and joins, on a busy machine too.
         running = asyncio.create_task(c.nodes["n0"].chat(max_tokens=400))
         c.add("n1", "--memory", "1GB")
         await c.together()
