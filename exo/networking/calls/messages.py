@@ -310,7 +310,7 @@ def generation_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
     return GenerationRequest(
         message.sequence_id,
         tuple(message.prompt),
-        _decoded(message.sampling, SamplingParams),
+        decoded(message.sampling, SamplingParams),
         message.max_tokens,
         frozenset(message.eos_token_ids),
         message.client,
@@ -330,11 +330,12 @@ def event_to_pb(event: GenerationEvent) -> pb.GenerateEvent:
 
 def event_from_pb(message: pb.GenerateEvent) -> GenerationEvent:
     """Raises InvalidFrame where the token cannot be read."""
-    token = _decoded(message.token, SampledToken) if message.token else None
+    token = decoded(message.token, SampledToken) if message.token else None
     return GenerationEvent(token, message.finish_reason, message.cached_tokens)
 
 
-def _decoded(data: bytes, kind: type[Wanted]) -> Wanted:
+def decoded(data: bytes, kind: type[Wanted]) -> Wanted:
+    """A value in MessagePack. Raises InvalidFrame where it cannot be read."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:

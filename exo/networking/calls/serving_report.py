@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exo.errors import InvalidFrame
+from exo.networking.calls.messages import decoded
 from exo.networking.rings.frames import MemberRoom
 
 
@@ -45,7 +45,4 @@ def encode_report(report: NodeReport) -> bytes:
 
 def decode_report(data: bytes) -> NodeReport:
     """Raises InvalidFrame where it cannot be read."""
-    try:
-        return msgspec.msgpack.decode(data, type=NodeReport) if data else NodeReport()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidFrame(f"a report that cannot be read: {error}") from error
+    return decoded(data, NodeReport) if data else NodeReport()

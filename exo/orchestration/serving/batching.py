@@ -128,14 +128,7 @@ class Batcher:
                 if drafts:
                     drafts, part = [], sequence.next_slice(sequence.left)
                     continue
-                if len(self.running) == 1:
-                    if self._memory.ledger.trust_again():
-                        continue
-                    self._end_full(sequence)
-                    break
-                youngest = self._youngest()
-                self.preempt(youngest)
-                if youngest is sequence:
+                if not self._make_way() or sequence.id not in self.running:
                     break
             else:
                 parts.append(self._made(sequence, part, drafts))
@@ -190,8 +183,8 @@ class Batcher:
         return False
 
     def _make_way(self) -> bool:
-        """Nobody finds room for what comes next: the youngest begins again later, or, where it is
-        alone, has come to its end. Whether there is more to try."""
+        """What comes next finds no room: the youngest begins again later, or, where it is alone,
+        has come to its end. Whether there is more to try."""
         if not self.running:
             return False
         youngest = self._youngest()
