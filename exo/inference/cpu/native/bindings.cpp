@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "ggml.hpp"
 #include "model.hpp"
 #include "thread_pool.hpp"
 
@@ -41,6 +42,18 @@ MatrixPtr pack_dense_bytes(const Bytes& values, DType dtype, int64_t rows, int64
   const uint8_t* data = values.data();
   nb::gil_scoped_release released;
   return pack_dense(data, dtype, rows, cols);
+}
+
+MatrixPtr pack_ggml_bytes(const Bytes& values, const std::string& format, int64_t rows,
+                          int64_t cols) {
+  for (const GgmlFormat& known : ggml_formats()) {
+    if (known.name == format) {
+      need(static_cast<int64_t>(values.size()), rows * (cols / known.cols) * known.bytes, "values");
+    }
+  }
+  const uint8_t* data = values.data();
+  nb::gil_scoped_release released;
+  return pack_ggml(data, format, rows, cols);
 }
 
 void set_bias(Matrix& matrix, std::vector<float> bias) {
@@ -161,6 +174,15 @@ NB_MODULE(_native, m) {
         nb::arg("dtype"), nb::arg("rows"), nb::arg("cols"), nb::arg("bits"), nb::arg("group"));
   m.def("pack_dense", &pack_dense_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("rows"),
         nb::arg("cols"));
+
+  m.def("pack_ggml", &pack_ggml_bytes, nb::arg("values"), nb::arg("format"), nb::arg("rows"),
+        nb::arg("cols"));
+  m.def("ggml_formats", [] {
+    nb::dict found;  // name: (columns, bytes) of a block
+    for (const GgmlFormat& f : ggml_formats())
+      found[f.name.c_str()] = nb::make_tuple(f.cols, f.bytes);
+    return found;
+  });
 
   nb::class_<Rope>(m, "Rope")
       .def(nb::init<>())

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ggml.hpp"
 #include "model.hpp"
 #include "thread_pool.hpp"
 
@@ -60,9 +61,15 @@ std::vector<float> apply(const Matrix& w, const std::vector<float>& x, int64_t r
   return y;
 }
 
-void check_linear(int bits, int group) {
-  const int64_t rows = 37, cols = 128, many = 19;
-  const MatrixPtr w = random_affine(rows, cols, bits, group);
+// A format of GGUF; small bytes, so that what is a scale is no infinity.
+MatrixPtr random_ggml(const GgmlFormat& format, int64_t rows, int64_t cols) {
+  auto data = random_bytes(static_cast<size_t>(rows * cols / format.cols * format.bytes));
+  for (auto& byte : data) byte &= 0x3f;
+  return pack_ggml(data.data(), format.name, rows, cols);
+}
+
+void check_linear(const MatrixPtr& w, const std::string& what) {
+  const int64_t rows = w->rows, cols = w->cols, many = 19;
   const auto x = random_floats(static_cast<size_t>(many * cols));
   const auto bytes = apply(*w, x, many, false), floats = apply(*w, x, many, true);
   std::vector<float> row(static_cast<size_t>(cols));
@@ -77,7 +84,6 @@ void check_linear(int bits, int group) {
       size += sum * sum;
     }
   }
-  const std::string what = std::to_string(bits) + " bits, group " + std::to_string(group);
   expect(std::sqrt(error / size) < 0.02, "linear, " + what);
   expect(float_error < 1e-3 * std::sqrt(size / (rows * many)), "linear with floats, " + what);
   for (const int64_t few : {1, 3, 8, 17}) {
@@ -161,7 +167,13 @@ int main() {
     for (const int threads : {1, 3}) {
       exo::thread_pool().set_threads(threads);
       for (const int bits : {2, 3, 4, 5, 6, 8}) {
-        for (const int group : {32, 64, 128}) check_linear(bits, group);
+        for (const int group : {32, 64, 128}) {
+          check_linear(random_affine(37, 128, bits, group),
+                       std::to_string(bits) + " bits, group " + std::to_string(group));
+        }
+      }
+      for (const GgmlFormat& format : exo::ggml_formats()) {
+        check_linear(random_ggml(format, 37, 256), format.name);
       }
       check_model();
     }

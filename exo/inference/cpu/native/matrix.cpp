@@ -13,13 +13,12 @@
 #include <utility>
 
 #include "thread_pool.hpp"
+#include "units.hpp"
 
 namespace exo {
 
 namespace {
 
-constexpr int kSlabs = 8;
-constexpr int kLine = 64;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kRegion = 32 << 20;
 
@@ -44,102 +43,8 @@ float half_to_float(uint16_t half) {
   return value;
 }
 
-uint32_t read_u32(const uint8_t* p) {
-  uint32_t word;
-  std::memcpy(&word, p, 4);
-  return word;
-}
-
-// n0 n1 n2 n3 n4 n5 n6 n7 (nibbles, lowest first) -> bytes (n0 n4) (n1 n5) (n2 n6) (n3 n7).
-uint32_t pair_nibbles(uint32_t word) {
-  const auto spread = [](uint32_t half) {
-    half = (half | half << 8) & 0x00ff00ff;
-    return (half | half << 4) & 0x0f0f0f0f;
-  };
-  return spread(word & 0xffff) | spread(word >> 16) << 4;
-}
-
-// The 32 values of a unit from one row's bit stream.
-void read_unit(const uint8_t* stream, int bits, uint8_t* values) {
-  const uint32_t mask = (1u << bits) - 1;
-  for (int i = 0; i < kUnitCols; i++) {
-    const int bit = i * bits;
-    uint32_t word = stream[bit / 8];
-    if (bit % 8 + bits > 8) word |= static_cast<uint32_t>(stream[bit / 8 + 1]) << 8;
-    values[i] = static_cast<uint8_t>(word >> (bit % 8) & mask);
-  }
-}
-
-// Where a bit plane puts (slab, row, column j of the slab): line, byte, shift.
-struct Plane {
-  int first_line, slabs_per_line, low_bit, width;
-};
-
-struct Planes {
-  int count;
-  Plane plane[2];
-};
-
-Planes planes_of(int bits) {
-  switch (bits) {
-    case 2:
-      return {1, {{0, 4, 0, 2}, {}}};
-    case 3:
-      return {2, {{0, 4, 0, 2}, {2, 8, 2, 1}}};
-    case 4:
-      return {1, {{0, 2, 0, 4}, {}}};
-    case 5:
-      return {2, {{0, 2, 0, 4}, {4, 8, 4, 1}}};
-    case 6:
-      return {2, {{0, 2, 0, 4}, {4, 4, 4, 2}}};
-    case 8:
-      return {1, {{0, 1, 0, 8}, {}}};
-    default:
-      throw std::invalid_argument("bits " + std::to_string(bits));
-  }
-}
-
-void put_unit(uint8_t* unit, const Planes& planes, int row, const uint8_t* values) {
-  for (int p = 0; p < planes.count; p++) {
-    const auto [first_line, per_line, low_bit, width] = planes.plane[p];
-    const int mask = (1 << width) - 1;
-    for (int i = 0; i < kUnitCols; i++) {
-      const int slab = i / 4;
-      uint8_t& byte = unit[(first_line + slab / per_line) * kLine + 4 * row + i % 4];
-      byte |= static_cast<uint8_t>((values[i] >> low_bit & mask) << (slab % per_line * width));
-    }
-  }
-}
-
-uint8_t value_at(const uint8_t* unit, const Planes& planes, int row, int i) {
-  int value = 0;
-  for (int p = 0; p < planes.count; p++) {
-    const auto [first_line, per_line, low_bit, width] = planes.plane[p];
-    const int slab = i / 4;
-    const int byte = unit[(first_line + slab / per_line) * kLine + 4 * row + i % 4];
-    value |= (byte >> (slab % per_line * width) & ((1 << width) - 1)) << low_bit;
-  }
-  return static_cast<uint8_t>(value);
-}
-
-void pack_unit(uint8_t* unit, int bits, const Planes& planes, int row, const uint8_t* stream) {
-  if (bits == 4) {
-    for (int line = 0; line < 4; line++) {
-      const uint32_t word = pair_nibbles(read_u32(stream + 4 * line));
-      std::memcpy(unit + line * kLine + 4 * row, &word, 4);
-    }
-  } else if (bits == 8) {
-    for (int line = 0; line < 8; line++)
-      std::memcpy(unit + line * kLine + 4 * row, stream + 4 * line, 4);
-  } else {
-    uint8_t values[kUnitCols];
-    read_unit(stream, bits, values);
-    put_unit(unit, planes, row, values);
-  }
-}
-
+template <int BITS>
 void pack_affine_block(const Matrix& m, const AffineSource& source, int64_t index) {
-  const Planes planes = planes_of(m.bits);
   const int64_t unit_bytes = kLine * m.bits, stream_bytes = kUnitCols * m.bits / 8;
   const int64_t row_bytes = m.cols * m.bits / 8, width = size_of(m.dtype);
   uint8_t* block = m.data.data() + index * m.block_bytes();
@@ -151,7 +56,7 @@ void pack_affine_block(const Matrix& m, const AffineSource& source, int64_t inde
       const int64_t row = index * kBlockRows + r;
       const uint8_t* stream = source.values + row * row_bytes + g * m.group * m.bits / 8;
       for (int u = 0; u < m.group / kUnitCols; u++) {
-        pack_unit(group + u * unit_bytes, m.bits, planes, r, stream + u * stream_bytes);
+        pack_unit<BITS>(group + u * unit_bytes, r, stream + u * stream_bytes);
       }
       const int64_t at = (row * m.groups() + g) * width;
       std::memcpy(scales + r * width, source.scales + at, static_cast<size_t>(width));
@@ -259,22 +164,48 @@ float to_float(const void* values, DType dtype, int64_t index) {
   return value;
 }
 
+const uint8_t* Matrix::unit(const uint8_t* block, int64_t column) const {
+  if (!is_super) {
+    return block + column / group * group_bytes() + column % group / kUnitCols * kLine * bits;
+  }
+  return block + column / kSuperCols * super_bytes() + kSuperHeader +
+         column % kSuperCols / kUnitCols * kLine * bits;
+}
+
+Matrix::RowScale Matrix::affine_scale(const uint8_t* block, int row, int64_t g) const {
+  const uint8_t* scales = block + g * group_bytes() + 2 * group * bits;
+  return {to_float(scales, dtype, row), to_float(scales, dtype, kBlockRows + row), 0};
+}
+
+Matrix::RowScale Matrix::super_scale(const uint8_t* block, int row, int64_t g) const {
+  const int64_t per_super = kSuperCols / group;
+  const uint8_t* header = block + g / per_super * super_bytes();
+  const SuperForm form = super_form(bits);
+  const uint8_t code = header[form.codes_at + g % per_super * kBlockRows + row];
+  const float d = to_float(header, DType::kFloat16, row);
+  if (form.kind == SuperKind::kCodes) return {d * static_cast<int8_t>(code), 0.f, form.zero};
+  const float negative = to_float(header + 32, DType::kFloat16, row);
+  if (form.kind == SuperKind::kNibbles) {
+    return {d * static_cast<float>(code & 15), negative * static_cast<float>(code >> 4), 0};
+  }
+  const uint8_t min = header[form.codes_at + (per_super + g % per_super) * kBlockRows + row];
+  return {d * code, negative * min, 0};
+}
+
 void Matrix::read_row(int64_t row, float* out) const {
   const uint8_t* start = block(row / kBlockRows);
   const int r = static_cast<int>(row % kBlockRows);
-  if (!is_affine()) {
+  if (!is_quantized()) {
     for (int64_t c = 0; c < cols; c++) out[c] = to_float(start, dtype, c * kBlockRows + r);
     return;
   }
   const Planes planes = planes_of(bits);
   for (int64_t g = 0; g < groups(); g++) {
-    const uint8_t* at = start + g * group_bytes();
-    const uint8_t* scales = at + 2 * group * bits;
-    const float scale = to_float(scales, dtype, r),
-                offset = to_float(scales, dtype, kBlockRows + r);
+    const RowScale s = is_super ? super_scale(start, r, g) : affine_scale(start, r, g);
     for (int i = 0; i < group; i++) {
-      const uint8_t* unit = at + i / kUnitCols * kLine * bits;
-      out[g * group + i] = scale * value_at(unit, planes, r, i % kUnitCols) + offset;
+      const int64_t column = g * group + i;
+      const int q = value_at(unit(start, column), planes, r, static_cast<int>(column % kUnitCols));
+      out[column] = s.scale * static_cast<float>(q - s.zero) + s.offset;
     }
   }
 }
@@ -288,7 +219,10 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->bits = bits, m->group = group, m->dtype = source.dtype;
   m->data = Buffer(m->blocks() * m->block_bytes());
-  thread_pool().run(m->blocks(), [&](int64_t i) { pack_affine_block(*m, source, i); });
+  with_bits(bits, [&](auto constant) {
+    thread_pool().run(m->blocks(),
+                      [&](int64_t i) { pack_affine_block<constant.value>(*m, source, i); });
+  });
   return m;
 }
 

@@ -4,16 +4,42 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 namespace exo {
 
 inline constexpr int kBlockRows = 16;  // output features interleaved, one lane each
-inline constexpr int kUnitCols = 32;   // input features decoded together, the smallest group
+inline constexpr int kUnitCols = 32;   // input features decoded together
+inline constexpr int kSuperCols = 256;
+inline constexpr int kSuperHeader = 320;  // bytes; whole lines, so that what follows is aligned
 
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 inline constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// Calls use with the number of bits as a constant.
+template <typename Use>
+void with_bits(int bits, const Use& use) {
+  switch (bits) {
+    case 2:
+      return use(std::integral_constant<int, 2>{});
+    case 3:
+      return use(std::integral_constant<int, 3>{});
+    case 4:
+      return use(std::integral_constant<int, 4>{});
+    case 5:
+      return use(std::integral_constant<int, 5>{});
+    case 6:
+      return use(std::integral_constant<int, 6>{});
+    case 8:
+      return use(std::integral_constant<int, 8>{});
+    default:
+      throw std::invalid_argument("bits " + std::to_string(bits));
+  }
+}
 
 float to_float(const void* values, DType dtype, int64_t index);
 
@@ -38,6 +64,34 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
+// How a super-block says its groups' scales and offsets, which its bits tell:
+//   kCodes: int8 code; no offset, values stand for q - zero;
+//   kCodesAndMins: uint8 code, uint8 code of the offset;
+//   kNibbles: both in one byte, the scale's below.
+enum class SuperKind : uint8_t { kCodes, kCodesAndMins, kNibbles };
+
+struct SuperForm {
+  SuperKind kind;
+  int group;
+  int zero;
+  int codes_at;  // bytes from the header's start
+};
+
+constexpr SuperForm super_form(int bits) {
+  switch (bits) {
+    case 2:
+      return {SuperKind::kNibbles, 16, 0, 64};
+    case 3:
+      return {SuperKind::kCodes, 16, 4, 32};
+    case 6:
+      return {SuperKind::kCodes, 16, 32, 32};
+    case 8:
+      return {SuperKind::kCodes, 32, 128, 32};
+    default:
+      return {SuperKind::kCodesAndMins, 32, 0, 64};
+  }
+}
+
 // A [rows, cols] matrix W; a linear layer computes y = W x + bias.
 //
 // Rows are taken in blocks of 16, the last one padded with zeros. Within a block memory runs in the
@@ -54,27 +108,46 @@ class Buffer {
 //   low 2.
 // So a unit is `bits` lines, and 64 consecutive bytes feed 16 rows at once.
 //
+// Super (the K formats of GGUF: bits 2, 3, 4, 5, 6 or 8; groups of 16 or 32 columns whose scale is
+// a small integer times the float16 of their 256): a block is its super-blocks of 256 columns one
+// after the other; a super-block is a header of 320 bytes, then its 8 units. The header:
+//   16 float16 d; where there are offsets, 16 float16 of their factor;
+//   a line of 16 bytes for each group: its codes; where offsets have codes of their own, as many
+//   lines again. super_form() says which. w = d * code * (q - zero) + factor * offset code.
+//
 // Dense: a block is [cols][16] values of `dtype`.
 struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
-  int bits = 0;                   // 0: dense
-  int group = 0;                  // columns that share a scale; 0: dense
+  int bits = 0;   // 0: dense
+  int group = 0;  // columns that share a scale; 0: dense
+  bool is_super = false;
   DType dtype = DType::kFloat32;  // of the scales and offsets, or of dense values
   std::vector<float> bias;        // [blocks * 16], or empty
   Buffer data;
 
-  bool is_affine() const { return bits != 0; }
+  bool is_quantized() const { return bits != 0; }
   int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
-  int64_t groups() const { return is_affine() ? cols / group : 0; }
+  int64_t groups() const { return is_quantized() ? cols / group : 0; }
   int64_t group_bytes() const { return 2 * group * bits + 2 * kBlockRows * size_of(dtype); }
+  int64_t super_bytes() const { return kSuperHeader + kSuperCols * kBlockRows * bits / 8; }
   int64_t block_bytes() const {
-    return is_affine() ? groups() * group_bytes() : cols * kBlockRows * size_of(dtype);
+    if (is_super) return cols / kSuperCols * super_bytes();
+    return is_quantized() ? groups() * group_bytes() : cols * kBlockRows * size_of(dtype);
   }
   const uint8_t* block(int64_t index) const { return data.data() + index * block_bytes(); }
 
   // Row `row` as float32 [cols]: the lookup of an embedding.
   void read_row(int64_t row, float* out) const;
+
+ private:
+  struct RowScale {
+    float scale, offset;
+    int zero;
+  };
+  RowScale affine_scale(const uint8_t* block, int row, int64_t group) const;
+  RowScale super_scale(const uint8_t* block, int row, int64_t group) const;
+  const uint8_t* unit(const uint8_t* block, int64_t column) const;
 };
 
 // Where rows [first, first + count) of a matrix lie in a checkpoint.

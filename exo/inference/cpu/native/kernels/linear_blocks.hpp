@@ -188,11 +188,12 @@ EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const Quant
                                 int64_t row, int64_t g, Ops::Float* y) {
   const int8_t* a = x.values + row * w.cols + g * w.group;
   const uint8_t* slabs = panel.slabs + g * w.group * kBlockRows;
+  constexpr int kCols = 16;  // the smallest group
   Ops::Int sum[M][1];
   for (int m = 0; m < M; m++) sum[m][0] = Ops::zero_int();
-  for (int k = 0; k < w.group; k += kUnitCols, slabs += kUnitCols * kBlockRows, a += kUnitCols) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
+  for (int k = 0; k < w.group; k += kCols, slabs += kCols * kBlockRows, a += kCols) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCols / 4; i++) {
       const Ops::Bytes weights = Ops::load(slabs + 64 * i);
       for (int m = 0; m < M; m++) sum[m][0] = Ops::dot(sum[m][0], weights, a + m * w.cols + 4 * i);
     }

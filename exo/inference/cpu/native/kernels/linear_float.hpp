@@ -59,63 +59,85 @@ void linear_dense(const Matrix& w, const float* x, int64_t rows, int64_t begin, 
   for (; b < end; b++) float_rows<T, 1>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
 }
 
+// The 32 columns of a unit as floats: [32][16] at `out`; `scale(slab)` gives a slab's [2][16].
+template <int BITS, typename Scale>
+EXO_INLINE void unit_to_float(const uint8_t* p, const Scale& scale, float* out) {
+  typedef uint32_t VecU __attribute__((vector_size(W * 4)));
+  decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+    alignas(64) uint8_t bytes[64];
+    Ops::store_bytes(bytes, weights);
+    const float* pair = scale(slab);
+    for (int v = 0; v < kVecs; v++) {
+      VecU four;
+      __builtin_memcpy(&four, bytes + 4 * v * W, sizeof four);
+      for (int j = 0; j < 4; j++) {
+        const VecF q = __builtin_convertvector((VecI)(four >> (8 * j) & 255), VecF);
+        const VecF value = q * load(pair + v * W) + load(pair + kBlockRows + v * W);
+        exo::EXO_ISA::store(out + (4 * slab + j) * kBlockRows + v * W, value);
+      }
+    }
+  });
+}
+
 // out: float32 [cols][16]
 template <int BITS>
 void decode_to_float(const Matrix& w, int64_t block, float* out) {
-  typedef uint32_t VecU __attribute__((vector_size(W * 4)));
   const uint8_t* p = w.block(block);
   for (int64_t g = 0; g < w.groups(); g++) {
-    alignas(64) float scale[16], offset[16];
+    alignas(64) float pair[2 * kBlockRows];
     const uint8_t* scales = p + 2 * w.group * BITS;
-    Ops::store(scale, load_scales(scales, w.dtype, 0));
-    Ops::store(offset, load_scales(scales, w.dtype, 1));
+    Ops::store(pair, load_scales(scales, w.dtype, 0));
+    Ops::store(pair + kBlockRows, load_scales(scales, w.dtype, 1));
     for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS, out += kUnitCols * kBlockRows) {
-      decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-        alignas(64) uint8_t bytes[64];
-        Ops::store_bytes(bytes, weights);
-        for (int v = 0; v < kVecs; v++) {
-          VecU four;
-          __builtin_memcpy(&four, bytes + 4 * v * W, sizeof four);
-          for (int j = 0; j < 4; j++) {
-            const VecF q = __builtin_convertvector((VecI)(four >> (8 * j) & 255), VecF);
-            const VecF value = q * load(scale + v * W) + load(offset + v * W);
-            exo::EXO_ISA::store(out + (4 * slab + j) * kBlockRows + v * W, value);
-          }
-        }
-      });
+      unit_to_float<BITS>(p, [&](int) { return pair; }, out);
     }
     p = scales + 2 * kBlockRows * size_of(w.dtype);
   }
 }
 
 template <int BITS>
-void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
-                    float* out, int64_t stride) {
+void decode_super_to_float(const Matrix& w, int64_t block, float* out) {
+  using Scales = SuperScales<BITS>;
+  const uint8_t* p = w.block(block);
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
+    const Scales scales(p);
+    alignas(64) float pairs[Scales::kGroups][2 * kBlockRows];
+    for (int g = 0; g < Scales::kGroups; g++) {
+      Ops::Float scale, offset;
+      scales.of(g, scale, offset);
+      Ops::store(pairs[g], scale);
+      Ops::store(pairs[g] + kBlockRows, offset);
+    }
+    p += kSuperHeader;
+    for (int u = 0; u < kSuperCols / kUnitCols;
+         u++, p += 64 * BITS, out += kUnitCols * kBlockRows) {
+      const auto pair = [&](int slab) {
+        return pairs[(u * kUnitCols + 4 * slab) / Scales::kForm.group];
+      };
+      unit_to_float<BITS>(p, pair, out);
+    }
+  }
+}
+
+inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin,
+                           int64_t end, float* out, int64_t stride) {
   uint8_t* memory = scratch(static_cast<size_t>(w.cols * kBlockRows * 4));
+  float* weights = reinterpret_cast<float*>(memory);
   for (int64_t b = begin; b < end; b++) {
-    decode_to_float<BITS>(w, b, reinterpret_cast<float*>(memory));
+    with_bits(w.bits, [&](auto bits) {
+      if (w.is_super) {
+        decode_super_to_float<bits.value>(w, b, weights);
+      } else {
+        decode_to_float<bits.value>(w, b, weights);
+      }
+    });
     float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);
   }
 }
 
 inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
                          float* out, int64_t stride) {
-  switch (w.bits) {
-    case 0:
-      break;
-    case 2:
-      return linear_decoded<2>(w, x, rows, begin, end, out, stride);
-    case 3:
-      return linear_decoded<3>(w, x, rows, begin, end, out, stride);
-    case 4:
-      return linear_decoded<4>(w, x, rows, begin, end, out, stride);
-    case 5:
-      return linear_decoded<5>(w, x, rows, begin, end, out, stride);
-    case 6:
-      return linear_decoded<6>(w, x, rows, begin, end, out, stride);
-    default:
-      return linear_decoded<8>(w, x, rows, begin, end, out, stride);
-  }
+  if (w.is_quantized()) return linear_decoded(w, x, rows, begin, end, out, stride);
   switch (w.dtype) {
     case DType::kFloat32:
       return linear_dense<DType::kFloat32>(w, x, rows, begin, end, out, stride);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "linear_blocks.hpp"
+#include "linear_super.hpp"
 #ifdef EXO_TILES
 #include "tiles_amx.hpp"
 #endif
@@ -16,21 +17,25 @@ using PanelTile = void (*)(const Matrix&, const Panel&, const QuantizedRows&, co
                            int64_t, int64_t, float*, int64_t);
 
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
-template <int BITS, int M>
+template <int BITS, bool SUPER, int M>
 constexpr PackedTile packed_tile() {
-  if constexpr (M <= Ops::kMaxRows) return block_from_packed<BITS, M>;
-  return nullptr;
+  if constexpr (M > Ops::kMaxRows)
+    return nullptr;
+  else if constexpr (SUPER)
+    return super_block_from_packed<BITS, M>;
+  else
+    return block_from_packed<BITS, M>;
 }
-template <int BITS>
+template <int BITS, bool SUPER>
 constexpr PackedTile kPackedTiles[] = {nullptr,
-                                       packed_tile<BITS, 1>(),
-                                       packed_tile<BITS, 2>(),
-                                       packed_tile<BITS, 3>(),
-                                       packed_tile<BITS, 4>(),
-                                       packed_tile<BITS, 5>(),
-                                       packed_tile<BITS, 6>(),
-                                       packed_tile<BITS, 7>(),
-                                       packed_tile<BITS, 8>()};
+                                       packed_tile<BITS, SUPER, 1>(),
+                                       packed_tile<BITS, SUPER, 2>(),
+                                       packed_tile<BITS, SUPER, 3>(),
+                                       packed_tile<BITS, SUPER, 4>(),
+                                       packed_tile<BITS, SUPER, 5>(),
+                                       packed_tile<BITS, SUPER, 6>(),
+                                       packed_tile<BITS, SUPER, 7>(),
+                                       packed_tile<BITS, SUPER, 8>()};
 template <int M>
 constexpr PanelTile panel_tile() {
   if constexpr (M <= Ops::kMaxRows) return block_from_panel<M>;
@@ -64,7 +69,7 @@ inline constexpr int64_t kPackedRows = Ops::kMaxRows;
 inline constexpr int64_t kPackedRows = 64;
 #endif
 
-template <int BITS>
+template <int BITS, bool SUPER>
 void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                  float* out, int64_t stride) {
   const size_t flag_bytes = static_cast<size_t>(w.groups());
@@ -79,8 +84,8 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
       const uint8_t* any = fine;
       for (int64_t row = 0; row < rows; row += Ops::kMaxRows, any += w.groups()) {
         const int64_t left = rows - row;
-        kPackedTiles<BITS>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b, out,
-                                                                        stride);
+        kPackedTiles<BITS, SUPER>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b,
+                                                                               out, stride);
       }
     }
     return;
@@ -103,7 +108,13 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
       uint8_t* at = memory + i * panel_bytes;
       return Panel{at, reinterpret_cast<float*>(at + slab_bytes)};
     };
-    for (int64_t i = 0; i < count; i++) decode_block<BITS>(w, b0 + i, panel(i));
+    for (int64_t i = 0; i < count; i++) {
+      if constexpr (SUPER) {
+        decode_super_block<BITS>(w, b0 + i, panel(i));
+      } else {
+        decode_block<BITS>(w, b0 + i, panel(i));
+      }
+    }
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       find_fine_groups(x, row, m, fine);
@@ -120,20 +131,13 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
 
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                         int64_t end, float* out, int64_t stride) {
-  switch (w.bits) {
-    case 2:
-      return linear_bits<2>(w, x, rows, begin, end, out, stride);
-    case 3:
-      return linear_bits<3>(w, x, rows, begin, end, out, stride);
-    case 4:
-      return linear_bits<4>(w, x, rows, begin, end, out, stride);
-    case 5:
-      return linear_bits<5>(w, x, rows, begin, end, out, stride);
-    case 6:
-      return linear_bits<6>(w, x, rows, begin, end, out, stride);
-    default:
-      return linear_bits<8>(w, x, rows, begin, end, out, stride);
-  }
+  with_bits(w.bits, [&](auto bits) {
+    if (w.is_super) {
+      linear_bits<bits.value, true>(w, x, rows, begin, end, out, stride);
+    } else {
+      linear_bits<bits.value, false>(w, x, rows, begin, end, out, stride);
+    }
+  });
 }
 
 }  // namespace exo::EXO_ISA

@@ -63,6 +63,32 @@ struct Ops {
   static EXO_INLINE Float from_bf16(const uint16_t* p) {
     return {(__m256)load_bf16(p), (__m256)load_bf16(p + 8)};
   }
+  static EXO_INLINE Float from_u8(const uint8_t* p) {
+    const auto* at = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at))),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(_mm_load_si128(at), 8)))};
+  }
+  static EXO_INLINE Float from_i8(const uint8_t* p) {
+    const auto* at = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(_mm_load_si128(at), 8)))};
+  }
+  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
+    Float f;
+    for (int i = 0; i < 2; i++) {
+      const __m256i wide =
+          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i)));
+      f.v[i] = _mm256_cvtepi32_ps(
+          _mm256_and_si256(_mm256_srli_epi32(wide, shift), _mm256_set1_epi32(15)));
+    }
+    return f;
+  }
+  static EXO_INLINE Float from_one(float value) {
+    return {_mm256_set1_ps(value), _mm256_set1_ps(value)};
+  }
+  static EXO_INLINE Float mul(Float a, Float b) {
+    return {_mm256_mul_ps(a.v[0], b.v[0]), _mm256_mul_ps(a.v[1], b.v[1])};
+  }
   static EXO_INLINE Float add(Float a, Float b) {
     return {_mm256_add_ps(a.v[0], b.v[0]), _mm256_add_ps(a.v[1], b.v[1])};
   }

@@ -40,6 +40,21 @@ struct Ops {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static EXO_INLINE Float from_bf16(const uint16_t* p) { return (Float)load_bf16(p); }
+  static EXO_INLINE Float from_u8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static EXO_INLINE Float from_i8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(
+        _mm512_srli_epi32(wide, static_cast<unsigned>(shift)), _mm512_set1_epi32(15)));
+  }
+  static EXO_INLINE Float from_one(float value) { return _mm512_set1_ps(value); }
+  static EXO_INLINE Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static EXO_INLINE Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
   static EXO_INLINE void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
   static EXO_INLINE Float add_group(Float y, Float scale, float x_scale, Int sum, Float offset,

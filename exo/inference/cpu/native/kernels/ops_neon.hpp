@@ -84,6 +84,40 @@ struct Ops {
     for (int i = 0; i < 4; i++) f.v[i] = (float32x4_t)load_bf16(p + 4 * i);
     return f;
   }
+  static EXO_INLINE Float from_u8(const uint8_t* p) {
+    const uint8x16_t bytes = vld1q_u8(p);
+    const uint16x8_t wide[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
+    Float f;
+    for (int i = 0; i < 2; i++) {
+      f.v[2 * i] = vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide[i])));
+      f.v[2 * i + 1] = vcvtq_f32_u32(vmovl_u16(vget_high_u16(wide[i])));
+    }
+    return f;
+  }
+  static EXO_INLINE Float from_i8(const uint8_t* p) {
+    const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t wide[2] = {vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))};
+    Float f;
+    for (int i = 0; i < 2; i++) {
+      f.v[2 * i] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide[i])));
+      f.v[2 * i + 1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide[i])));
+    }
+    return f;
+  }
+  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
+    uint8_t four[16];
+    const int8x16_t right = vdupq_n_s8(static_cast<int8_t>(-shift));
+    vst1q_u8(four, vandq_u8(vshlq_u8(vld1q_u8(p), right), vdupq_n_u8(15)));
+    return from_u8(four);
+  }
+  static EXO_INLINE Float from_one(float value) {
+    const float32x4_t v = vdupq_n_f32(value);
+    return {v, v, v, v};
+  }
+  static EXO_INLINE Float mul(Float a, Float b) {
+    for (int i = 0; i < 4; i++) a.v[i] = vmulq_f32(a.v[i], b.v[i]);
+    return a;
+  }
   static EXO_INLINE Float add(Float a, Float b) {
     for (int i = 0; i < 4; i++) a.v[i] = vaddq_f32(a.v[i], b.v[i]);
     return a;

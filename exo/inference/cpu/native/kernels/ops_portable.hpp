@@ -3,6 +3,7 @@
 // An `Ops` says how 16 outputs (one lane each) are computed together:
 //   Bytes: a slab, unsigned byte 4 * lane + j; Int, Float: 16 lanes.
 //   dot(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j].
+//   from_u8, from_i8: 16 bytes as floats; from_u4: four bits of each, from `shift` on.
 //   add_group: the two fused steps that linear_int8.hpp gives.
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
 #pragma once
@@ -68,6 +69,30 @@ struct Ops {
     Float f;
     for (int i = 0; i < 16; i += W) exo::EXO_ISA::store(f.v + i, load_bf16(p + i));
     return f;
+  }
+  static EXO_INLINE Float from_u8(const uint8_t* p) {
+    Float f;
+    for (int i = 0; i < 16; i++) f.v[i] = p[i];
+    return f;
+  }
+  static EXO_INLINE Float from_i8(const uint8_t* p) {
+    Float f;
+    for (int i = 0; i < 16; i++) f.v[i] = static_cast<int8_t>(p[i]);
+    return f;
+  }
+  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
+    Float f;
+    for (int i = 0; i < 16; i++) f.v[i] = static_cast<float>(p[i] >> shift & 15);
+    return f;
+  }
+  static EXO_INLINE Float from_one(float value) {
+    Float f;
+    for (float& lane : f.v) lane = value;
+    return f;
+  }
+  static EXO_INLINE Float mul(Float a, const Float& b) {
+    for (int i = 0; i < 16; i++) a.v[i] *= b.v[i];
+    return a;
   }
   static EXO_INLINE Float add(Float a, const Float& b) {
     for (int i = 0; i < 16; i++) a.v[i] += b.v[i];

@@ -1,0 +1,130 @@
+// The same for super-blocks (matrix.hpp): groups of 16 or 32 columns, their scales products of a
+// float16 for 256 columns and a small integer, which float32 holds exactly.
+#pragma once
+
+#include "linear_blocks.hpp"
+
+namespace exo::EXO_ISA {
+
+// Scales and offsets of the groups of one super-block.
+template <int BITS>
+struct SuperScales {
+  static constexpr SuperForm kForm = super_form(BITS);
+  static constexpr int kGroups = kSuperCols / kForm.group;
+  static constexpr int kGroupsInUnit = kUnitCols / kForm.group;
+
+  Ops::Float d, factor;
+  const uint8_t* codes;
+
+  EXO_INLINE explicit SuperScales(const uint8_t* header)
+      : d(Ops::from_f16(reinterpret_cast<const uint16_t*>(header))),
+        factor(kForm.kind == SuperKind::kCodes
+                   ? d
+                   : Ops::from_f16(reinterpret_cast<const uint16_t*>(header) + kBlockRows)),
+        codes(header + kForm.codes_at) {}
+
+  EXO_INLINE void of(int group, Ops::Float& scale, Ops::Float& offset) const {
+    const uint8_t* at = codes + kBlockRows * group;
+    if constexpr (kForm.kind == SuperKind::kCodes) {
+      scale = Ops::mul(d, Ops::from_i8(at));
+      offset = Ops::mul(scale, Ops::from_one(-static_cast<float>(kForm.zero)));
+    } else if constexpr (kForm.kind == SuperKind::kNibbles) {
+      scale = Ops::mul(d, Ops::from_u4(at, 0));
+      offset = Ops::mul(factor, Ops::from_u4(at, 4));
+    } else {
+      scale = Ops::mul(d, Ops::from_u8(at));
+      offset = Ops::mul(factor, Ops::from_u8(at + kBlockRows * kGroups));
+    }
+  }
+};
+
+// Adds the groups of one unit, number `u` of super-block `s`, to M outputs.
+template <int BITS, int M, bool FINE>
+EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperScales<BITS>& scales,
+                               int u, const QuantizedRows& x, int64_t row, int64_t s,
+                               Ops::Float* y) {
+  using Scales = SuperScales<BITS>;
+  constexpr int kParts = Scales::kGroupsInUnit, kSlabsInPart = 8 / kParts;
+  constexpr int kWanted = M == 1 ? 4 : M <= 3 ? 2 : 1;
+  constexpr int kSums = kWanted / kParts > 1 ? kWanted / kParts : 1;
+  const int64_t value = row * w.cols + s * kSuperCols + u * kUnitCols;
+  const int8_t* coarse = x.coarse.values + value;
+  const int8_t* fine = x.fine.values + value;
+  Ops::Int sum[kParts][M][kSums], fine_sum[kParts][M][kSums];
+  for (int part = 0; part < kParts; part++) {
+    for (int m = 0; m < M; m++) {
+      for (int i = 0; i < kSums; i++) sum[part][m][i] = fine_sum[part][m][i] = Ops::zero_int();
+    }
+  }
+  prefetch<M, BITS>(p);
+  decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+    for (int m = 0; m < M; m++) {
+      const int64_t at = m * w.cols + 4 * slab;
+      Ops::Int& total = sum[slab / kSlabsInPart][m][slab % kSums];
+      total = Ops::dot(total, weights, coarse + at);
+      if constexpr (FINE) {
+        Ops::Int& left = fine_sum[slab / kSlabsInPart][m][slab % kSums];
+        left = Ops::dot(left, weights, fine + at);
+      }
+    }
+  });
+  const int64_t groups = w.groups();
+  for (int part = 0; part < kParts; part++) {
+    const int group = u * kParts + part;
+    const int64_t at = row * groups + s * Scales::kGroups + group;
+    Ops::Float scale, offset;
+    scales.of(group, scale, offset);
+    add_sums<M, kSums>(x.coarse, at, groups, scale, offset, sum[part], y);
+    if constexpr (FINE) {
+      add_sums<M, kSums>(x.fine, at, groups, scale, offset, fine_sum[part], y);
+    }
+  }
+}
+
+template <int BITS, int M>
+void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
+                             int64_t row, int64_t block, float* out, int64_t stride) {
+  using Scales = SuperScales<BITS>;
+  constexpr int kParts = Scales::kGroupsInUnit;
+  const uint8_t* p = w.block(block);
+  Ops::Float y[M];
+  for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
+    prefetch<M, kSuperHeader / 64>(p);
+    const Scales scales(p);
+    p += kSuperHeader;
+    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * BITS, any_fine += kParts) {
+      if (any_fine[0] | any_fine[kParts - 1]) {
+        add_super_unit<BITS, M, true>(w, p, scales, u, x, row, s, y);
+      } else {
+        add_super_unit<BITS, M, false>(w, p, scales, u, x, row, s, y);
+      }
+    }
+  }
+  for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
+}
+
+template <int BITS>
+void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
+  using Scales = SuperScales<BITS>;
+  const uint8_t* p = w.block(block);
+  uint8_t* slabs = panel.slabs;
+  float* out = panel.scales;
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
+    const Scales scales(p);
+    for (int g = 0; g < Scales::kGroups; g++, out += 2 * kBlockRows) {
+      Ops::Float scale, offset;
+      scales.of(g, scale, offset);
+      Ops::store(out, scale);
+      Ops::store(out + kBlockRows, offset);
+    }
+    p += kSuperHeader;
+    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * BITS, slabs += 512) {
+      decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+        Ops::store_bytes(slabs + 64 * slab, weights);
+      });
+    }
+  }
+}
+
+}  // namespace exo::EXO_ISA
