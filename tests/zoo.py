@@ -34,7 +34,8 @@ from exo.errors import ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
-from exo.models.description import HEADER_SUFFIX, ModelDescription, safetensors_header
+from exo.models.description import ModelDescription
+from exo.models.tensor_table import HEADER_SUFFIX, safetensors_header
 from exo.shard import Shard
 
 LAYERS = 6

@@ -109,7 +109,7 @@ def _bandwidth(
     """What decoding reads a second beside what these threads can read. An embedding that is not
     also the head is looked up, not read."""
     from exo.inference.cpu import _native as native
-    from exo.inference.cpu.checkpoint import Checkpoint
+    from exo.models.checkpoint import Checkpoint
 
     read = checkpoint_bytes
     with Checkpoint(path) as checkpoint:

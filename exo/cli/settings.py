@@ -137,12 +137,6 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "free once the model is loaded)",
     )
     who.add_argument(
-        "--quantize",
-        type=int,
-        choices=(2, 3, 4, 6, 8),
-        help="bits for GGUF weights that would otherwise stay float16",
-    )
-    who.add_argument(
         "--preload",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -207,7 +201,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=512,
         metavar="N",
-        help="of a model that run or wait; others get 429 and come again (default %(default)s)",
+        help="of a model that run or wait; others get 429 and come again (default 512)",
     )
     api.add_argument(
         "--request-timeout",
@@ -321,7 +315,6 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         precise=args.precise,
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
-        quantize=args.quantize,
         models_folders=tuple(_folder(path) for path in args.models_dir),
         serving=ServingRules(
             request_timeout_s=args.request_timeout,

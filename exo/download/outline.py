@@ -18,7 +18,7 @@ from exo.download.hub_cache import Listing, RepoCache, RepoFile, needed_files, s
 from exo.download.sharing import FilePeer
 from exo.download.transfer import Patience, Supplier, SupplierFailed, first_cause
 from exo.errors import DownloadFailed, ExoError, ModelUnsupported
-from exo.models.description import HEADER_SUFFIX, header_length
+from exo.models.tensor_table import HEADER_SUFFIX, header_length
 
 _FIRST_READ = 64 << 10
 """Bytes asked for at first: most headers are shorter."""

@@ -81,7 +81,10 @@ class ConvertedModel(ModelSource):
 
     def find(self, card: ModelCard) -> Path | None:
         folder = self.folder(card)
-        return folder if folder is not None and (folder / "config.json").is_file() else None
+        if folder is None or not (folder / "config.json").is_file():
+            return None
+        # Weights may be links to a file that has gone.
+        return folder if all(file.exists() for file in folder.glob("model*")) else None
 
     def remove(self, card: ModelCard) -> bool:
         folder = self.folder(card)

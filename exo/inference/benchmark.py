@@ -15,7 +15,7 @@ import psutil
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.engine import InferenceEngine
 from exo.inference.sampling import SamplingParams
-from exo.models.description import safetensors_files
+from exo.models.tensor_table import weight_files
 from exo.shard import Shard
 
 GREEDY = SamplingParams(temperature=0)
@@ -100,7 +100,7 @@ class EngineBenchmark:
         loaded = {
             "test": "load",
             "seconds": load_s,
-            "checkpoint_bytes": sum(file.stat().st_size for file in safetensors_files(path)),
+            "checkpoint_bytes": sum(file.stat().st_size for file in weight_files(path)),
             "memory_bytes": resident_bytes() - before,
         }
         return cls(engine, shard, threads), loaded

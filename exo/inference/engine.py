@@ -23,7 +23,8 @@ from exo.inference.batch import CacheRoom, ForwardBatch, Slice, StepOutput
 from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
 from exo.inference.sampling import SampledToken, sample
-from exo.models.description import ModelDescription, absent_weights
+from exo.models.description import ModelDescription
+from exo.models.tensor_table import absent_weights
 from exo.models.tokenizer import Tokenizer, load_tokenizer
 from exo.shard import Shard
 from exo.topology.capabilities import free_memory

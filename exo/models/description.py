@@ -7,24 +7,19 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
-from exo.models.weight_files import chosen_weights
+from exo.models.tensor_table import tensors_of, weight_files
 from exo.shard import Shard
 
 KV_RESERVE_TOKENS = 4096
 """Tokens of KV cache counted with every layer when a model is placed."""
 
-HEADER_SUFFIX = ".exo-header"
-"""How the target of a weight file's link ends where only the file's header is here."""
-
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
 _OTHER_SENSES_NAME = re.compile(r"vision|visual|audio")
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
 
 
 @dataclass(frozen=True)
@@ -85,10 +80,10 @@ def first_of(config: dict[str, Any], *names: str) -> Any:
 
 
 def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescription:
-    """Describe the checkpoint in `path` by its config.json and its safetensors headers.
+    """Describe the checkpoint in `path` by its config.json and its weight files' headers.
 
     Raises:
-        ModelUnsupported: no safetensors, or a header that cannot be read.
+        ModelUnsupported: no weights, or a header that cannot be read.
     """
     config = read_config(path)
     text = text_config(config)
@@ -141,39 +136,15 @@ def _kv_bytes_per_token(text: dict[str, Any]) -> int:
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
     """(name, bytes) of every tensor, by file name and then as the header lists them."""
-    for file in safetensors_files(path):
-        for name, entry in safetensors_header(file)[1].items():
-            width = _BYTES.get(entry["dtype"], 1)
-            yield name, prod(entry["shape"]) * width
-
-
-def safetensors_files(path: Path) -> list[Path]:
-    """The weight files of a checkpoint's folder.
-
-    Raises:
-        ModelUnsupported: there are none.
-    """
-    chosen = chosen_weights([file.name for file in path.glob("model*.safetensors")])
-    if not chosen:
-        raise ModelUnsupported(f"{path} has no model*.safetensors (pickled weights are not read)")
-    return [path / name for name in chosen]
-
-
-def absent_weights(path: Path) -> frozenset[str]:
-    """Names of a folder's weight files of which only the header is here."""
-    links = (file for file in path.glob("model*.safetensors") if file.is_symlink())
-    return frozenset(link.name for link in links if link.readlink().suffix == HEADER_SUFFIX)
-
-
-def tensors_in(path: Path, weights: Collection[str]) -> frozenset[str]:
-    """Names of all tensors of some of a folder's weight files."""
-    return frozenset(name for file in weights for name in safetensors_header(path / file)[1])
+    for file in weight_files(path):
+        for name, entry in tensors_of(file).items():
+            yield name, entry.nbytes
 
 
 def spare_weights(path: Path, start: int, end: int, n_layers: int) -> list[frozenset[str]]:
     """Guesses at which weight files layers [start, end) can do without, by their tensors' names;
     the boldest first."""
-    kinds = {file.name: _kinds(file, start, end) for file in safetensors_files(path)}
+    kinds = {file.name: _kinds(file, start, end) for file in weight_files(path)}
     own = {"layer", *(["embedding"] if start == 0 else []), *(["head"] if end == n_layers else [])}
     bold = frozenset(name for name, found in kinds.items() if not found & own)
     careful = frozenset(name for name, found in kinds.items() if not found - {"other"})
@@ -184,7 +155,7 @@ def _kinds(file: Path, start: int, end: int) -> set[str]:
     """Which kinds of tensors a file holds: of a "layer" of [start, end), of an "embedding", of the
     "head" and what else belongs to no layer, or of "other" layers."""
     found = set()
-    for name in safetensors_header(file)[1]:
+    for name in tensors_of(file):
         place = _LAYER_NAME.search(name)
         if _OTHER_SENSES_NAME.search(name):
             found.add("other")
@@ -193,29 +164,3 @@ def _kinds(file: Path, start: int, end: int) -> set[str]:
         else:
             found.add("embedding" if _EMBEDDING_NAME.search(name) else "head")
     return found
-
-
-def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where a file's tensor data begins, and its tensors: 8 bytes little-endian length, then JSON.
-
-    Format: https://huggingface.co/docs/safetensors/index#format
-
-    Raises:
-        ModelUnsupported: the file is no safetensors file.
-    """
-    try:
-        with file.open("rb") as stream:
-            length = header_length(stream.read(8), file.stat().st_size)
-            header = dict(json.loads(stream.read(length)))
-    except (OSError, ValueError) as error:
-        raise ModelUnsupported(f"{file} is not a safetensors file: {error}") from error
-    header.pop("__metadata__", None)
-    return 8 + length, header
-
-
-def header_length(first: bytes, size: int) -> int:
-    """Bytes of JSON after the first 8 of a file of `size`. Raises ValueError if that cannot be."""
-    length = int.from_bytes(first[:8], "little")
-    if size < 8 or length > min(100_000_000, size - 8):
-        raise ValueError(f"its header would have {length} bytes")
-    return length

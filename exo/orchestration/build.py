@@ -24,7 +24,7 @@ def build_node(config: NodeConfig) -> StandardNode:
     chosen = config.interfaces
     interfaces = named_interfaces(chosen) if chosen else lan_interfaces()
     sharing = Sharing(config.node_id, connect=GrpcFilePeer)
-    sources = default_sources(config.models_dir, config.quantize, sharing, config.models_folders)
+    sources = default_sources(config.models_dir, sharing, config.models_folders)
     store = ModelStore(config.models_dir, sources)
     engine = make_engine(config.engine, config.threads, precise=config.precise)
     engine.kv_memory = config.kv_memory_bytes

@@ -47,7 +47,6 @@ class NodeConfig:
     precise: bool = False  # float instead of 8-bit activations in the cpu engine
     memory_bytes: int | None = None
     kv_memory_bytes: int | None = None  # of a model's KV cache; None: half of what is free
-    quantize: int | None = None
     models_folders: tuple[Path, ...] = ()  # of the user's, a directory for each model, only read
     heartbeat_interval_s: float = 0.5
     heartbeat_timeout_s: float = 1.4

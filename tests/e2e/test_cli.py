@@ -33,6 +33,9 @@ def exo(*arguments: str, home: Path, **options: object) -> subprocess.CompletedP
 def test_help_teaches_and_touches_nothing(tmp_path: Path) -> None:
     shown = exo("--help", home=tmp_path)
     assert "exo run" in shown.stdout and "--wait-for-peers" in shown.stdout
+    for command in ("run", "download", "rm", "du", "models", "status", "bench"):
+        help_of = exo(command, "--help", home=tmp_path)
+        assert help_of.returncode == 0 and f"exo {command}" in help_of.stdout, help_of.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -47,6 +47,10 @@ def pack_affine(
     bits: int,
     group: int,
 ) -> Matrix: ...
+def ggml_formats() -> dict[str, tuple[int, int]]:
+    """Columns and bytes of a block, by format."""
+
+def pack_ggml(values: Bytes, format: str, rows: int, cols: int) -> Matrix: ...
 def pack_dense(values: Bytes, dtype: DType, rows: int, cols: int) -> Matrix: ...
 
 class Rope:

@@ -11,11 +11,12 @@ import numpy as np
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
-from exo.inference.cpu.checkpoint import Checkpoint, Tensor
 from exo.inference.cpu.families import Architecture, architecture
+from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
 
 _DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
+_GGML = native.ggml_formats()
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
 _IGNORED = ("rotary_emb.inv_freq",)
@@ -199,7 +200,7 @@ class CheckpointModel:
             raise ModelUnsupported("the checkpoint has no tensor lm_head.weight")
         for name in known:
             dtype = checkpoint.dtype(name)
-            if dtype not in _DTYPES and dtype != "U32":
+            if dtype not in _DTYPES and dtype not in _GGML and dtype != "U32":
                 raise ModelUnsupported(f"tensor {name} is of type {dtype}")
             if name.endswith(".scales"):
                 module = name.removesuffix(".scales")
@@ -366,6 +367,8 @@ class _Packer:
                 bits,
                 group,
             )
+        elif weight.dtype in _GGML:
+            packed = native.pack_ggml(weight.data, weight.dtype, rows, weight.shape[1])
         else:
             packed = native.pack_dense(weight.data, _DTYPES[weight.dtype], rows, weight.shape[1])
         if "bias" in parts:

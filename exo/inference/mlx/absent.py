@@ -38,6 +38,21 @@ def classes_without(tensors: Collection[str]) -> Classes:
     return classes
 
 
+def classes_given(weights: dict[str, mx.array]) -> Classes:
+    """The same with `weights` instead of what the folder's safetensors hold."""
+
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
+        model_class, arguments_class = _get_classes(config)
+
+        def sanitize(self: Any, nothing: dict[str, mx.array]) -> dict[str, mx.array]:
+            inherited = getattr(model_class, "sanitize", None)
+            return inherited(self, dict(weights)) if inherited else weights
+
+        return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), arguments_class
+
+    return classes
+
+
 def depend_on_absent(results: Any) -> bool:
     """Whether any array in a tree would be computed from a stand-in."""
     arrays = [array for _, array in tree_flatten([results]) if isinstance(array, mx.array)]

@@ -27,8 +27,10 @@ from mlx_lm.utils import load_model
 
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
-from exo.inference.mlx.absent import classes_without, depend_on_absent
+from exo.inference.mlx.absent import classes_given, classes_without, depend_on_absent
 from exo.inference.mlx.boundary import Boundary
+from exo.inference.mlx.gguf_weights import GGUFWeights
+from exo.inference.mlx.host_linear import is_on_host
 from exo.inference.mlx.trace import (
     TRACE_TOKENS,
     Call,
@@ -36,7 +38,7 @@ from exo.inference.mlx.trace import (
     boundaries_of,
     crossings,
 )
-from exo.models.description import absent_weights, tensors_in
+from exo.models.tensor_table import absent_weights, is_gguf, tensors_in
 
 # What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
 # the process when a package is missing.
@@ -127,6 +129,7 @@ class CutModel:
         self._path = path
         self._dtype = dtype
         self._absent = absent_weights(path) if absent is None else absent
+        self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
         self.model, self.config = self.build()
         found = getattr(self.model, "layers", None)
         if not found:
@@ -147,17 +150,57 @@ class CutModel:
 
     def build(self) -> tuple[nn.Module, dict[str, Any]]:
         """The model with every parameter still lazy: names and shapes, no data."""
-        classes = classes_without(tensors_in(self._path, self._absent))
+        if self._gguf is not None:
+            classes = classes_given(self._gguf.stand_ins())
+        else:
+            classes = classes_without(tensors_in(self._path, self._absent))
         try:
             # trust_remote_code stays False: a checkpoint never brings code.
-            model, config = load_model(self._path, lazy=True, get_model_classes=classes)
+            model, config = load_model(
+                self._path, lazy=True, strict=self._gguf is None, get_model_classes=classes
+            )
         except _BUILD_ERRORS as error:
             raise ModelUnsupported(
                 f"mlx-lm cannot build the model in {self._path}: {type(error).__name__}: {error}"
             ) from error
+        if self._gguf is not None:
+            self._gguf.check(model)
         if self._dtype is not None:
             model.set_dtype(self._dtype)
         return model, config
+
+    def read_layer(self, index: int, twin: nn.Module | None = None) -> None:
+        """Where weights are not lazy of themselves: give a layer its own, or that of `twin`, a
+        model of the same."""
+        if self._gguf is not None:
+            layer = self.layers[index] if twin is None else twin.layers[index]
+            self._gguf.read_into(layer, f"{self._layers_prefix}{index}.")
+
+    def keep_of_twin(self, index: int, twin: nn.Module) -> None:
+        """Take over from the twin's layer, which was read, what the host did not."""
+        if self._gguf is None:
+            return
+        twins = dict(twin.layers[index].named_modules())
+        for name, module in self.layers[index].named_modules():
+            moved = ("weight", "scales", "biases") if is_on_host(module) else ()
+            for key, value in twins[name].items():
+                if isinstance(value, mx.array) and key not in moved:
+                    module[key] = value
+
+    def read_outer(self) -> None:
+        """The same for embedding, norms and head."""
+        if self._gguf is None:
+            return
+        inside = {id(module) for layer in self.layers for module in layer.modules()}
+        for name, module in self.model.named_modules():
+            if id(module) not in inside and not module.children():
+                self._gguf.read_into(module, f"{name}.")
+
+    @property
+    def _layers_prefix(self) -> str:
+        """How the names of layers' parameters begin, before the layer's number."""
+        first = next(n for n, module in self.model.named_modules() if module is self.layers[0])
+        return first.removesuffix("0")
 
     def new_caches(self) -> list[Any]:
         return list(make_prompt_cache(self.model))

@@ -31,9 +31,9 @@ from exo.inference.mlx.host_linear import (
 from exo.models.description import (
     ModelDescription,
     describe_checkpoint,
-    safetensors_files,
     spare_weights,
 )
+from exo.models.tensor_table import is_gguf, weight_files
 from exo.shard import Shard
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ class MLXEngine(InferenceEngine):
         """Names of tensors only suggest which files a shard can do without: a class may put them
         together as it likes. Its own lazy graph decides."""
         start, end = shard.start_layer, shard.end_layer
-        names = frozenset(file.name for file in safetensors_files(path))
+        names = frozenset(file.name for file in weight_files(path))
+        if is_gguf(path):
+            return names
         for spare in spare_weights(path, start, end, shard.n_layers):
             if not self._cut_model(path, spare).needs_absent(start, end):
                 return names - spare
@@ -138,8 +140,10 @@ class MLXEngine(InferenceEngine):
                 move_to_host_when_called(module, packed=packed, dense=dense)
             twin, _ = model.build()
         for index in missing:
+            model.read_layer(index, twin)
             if twin is not None:
                 move_to_host(model.layers[index], twin.layers[index], packed=packed, dense=dense)
+                model.keep_of_twin(index, twin)
                 twin.layers[index].clear()
             else:
                 mx.eval(model.layers[index].parameters())
@@ -160,6 +164,8 @@ class MLXEngine(InferenceEngine):
         """A first token brings in what of embedding, norms and head this shard uses. The bytes that
         a page of its KV cache takes; windows and states, which do not grow, count as if they did.
         """
+        if shard.is_first or shard.is_last:
+            model.read_outer()
         rows = None
         if not shard.is_first:
             rows = mx.zeros((1, model.boundaries[shard.start_layer - 1].features))

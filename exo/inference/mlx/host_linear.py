@@ -67,6 +67,11 @@ def forget(layer: nn.Module) -> None:
             linear.__class__ = type(linear).__bases__[0]
 
 
+def is_on_host(module: nn.Module) -> bool:
+    """Whether MLX computes with it no more, and its weights are elsewhere."""
+    return "_exo_weight" in vars(module)
+
+
 def _send_to_host(module: nn.Module) -> None:
     kind: Any = type(module)
     module.__class__ = _host_class(kind)

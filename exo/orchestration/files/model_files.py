@@ -13,7 +13,8 @@ from exo.download.store import ModelStore
 from exo.download.watch import watched
 from exo.errors import DownloadCancelled, ExoError, Stalled
 from exo.inference.engine import InferenceEngine
-from exo.models.description import ModelDescription, absent_weights
+from exo.models.description import ModelDescription
+from exo.models.tensor_table import absent_weights
 from exo.networking.calls.messages import HeldModel
 from exo.orchestration.files.activity import Activity
 from exo.shard import Shard

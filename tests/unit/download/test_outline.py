@@ -14,7 +14,7 @@ from exo.download.progress import Progress
 from exo.download.transfer import Patience
 from exo.errors import ModelUnsupported
 from exo.models.card import ModelCard
-from exo.models.description import absent_weights, safetensors_header
+from exo.models.tensor_table import absent_weights, safetensors_header
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from types import TracebackType
 
@@ -12,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import ModelUnsupported
-from exo.models.description import safetensors_files, safetensors_header
-
-_WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
+from exo.models.tensor_table import TensorEntry, tensors_of, weight_files
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor's bytes, row-major; `dtype` as safetensors names it."""
+    """One tensor's bytes, row-major; `dtype` as safetensors or ggml name it. `adds_one`: what is
+    stored is one more than the numbers."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
+    adds_one: bool = False
 
     def rows(self, start: int, end: int) -> Tensor:
         """A view of rows [start, end) of the first axis."""
@@ -41,32 +40,24 @@ class Tensor:
         """The values as float32, in the tensor's shape."""
         if self.dtype == "BF16":
             wide = self.data.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(self.shape)
-        dtype = {"F32": np.float32, "F16": np.float16}[self.dtype]
-        return self.data.view(dtype).astype(np.float32).reshape(self.shape)
+            found = wide.view(np.float32)
+        else:
+            dtype = {"F32": np.float32, "F16": np.float16}[self.dtype]
+            found = self.data.view(dtype).astype(np.float32)
+        return (found - np.float32(1) if self.adds_one else found).reshape(self.shape)
 
 
 class Checkpoint:
-    """The safetensors of one folder.
+    """The weight files of one folder.
 
     Raises:
         ModelUnsupported: a header that cannot be read, a file shorter than its header says.
     """
 
     def __init__(self, path: Path) -> None:
-        self._entries: dict[str, tuple[Path, int, int, str, tuple[int, ...]]] = {}
-        for file in safetensors_files(path):
-            start, header = safetensors_header(file)
-            size = file.stat().st_size
-            for name, entry in header.items():
-                begin, end = entry["data_offsets"]
-                shape = tuple(entry["shape"])
-                width = _WIDTHS.get(entry["dtype"])
-                if start + end > size or (width and prod(shape) * width != end - begin):
-                    raise ModelUnsupported(
-                        f"{file}: tensor {name} does not fit the file; fetch the file again"
-                    )
-                self._entries[name] = (file, start + begin, end - begin, entry["dtype"], shape)
+        self._entries: dict[str, TensorEntry] = {}
+        for file in weight_files(path):
+            self._entries |= tensors_of(file)
         self._maps: dict[Path, mmap.mmap] = {}
 
     def __enter__(self) -> Checkpoint:
@@ -88,35 +79,39 @@ class Checkpoint:
         return list(self._entries)
 
     def dtype(self, name: str) -> str:
-        return self._entries[name][3]
+        return self._entries[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name][4]
+        return self._entries[name].shape
 
     def nbytes(self, name: str) -> int:
-        return self._entries[name][2]
+        return self._entries[name].nbytes
 
     def file_of(self, name: str) -> Path:
-        return self._entries[name][0]
+        return self._entries[name].file
 
     def tensor(self, name: str) -> Tensor:
         """Raises ModelUnsupported if there is none of that name."""
         if name not in self._entries:
             raise ModelUnsupported(f"the checkpoint has no tensor {name}")
-        file, offset, size, dtype, shape = self._entries[name]
-        whole = np.frombuffer(self._map(file), np.uint8)
-        return Tensor(name, dtype, shape, whole[offset : offset + size])
+        entry = self._entries[name]
+        data = np.frombuffer(self._map(entry.file), np.uint8, entry.nbytes, entry.offset)
+        if entry.permuted_heads:
+            data = _in_order(data, entry.shape[0], entry.permuted_heads)
+        return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one)
 
     def read_ahead(self, name: str) -> None:
         """Have the system read a tensor from disk meanwhile."""
-        file, offset, size, _, _ = self._entries[name]
+        entry = self._entries[name]
+        file, offset, size = entry.file, entry.offset, entry.nbytes
         begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_WILLNEED"):
             self._map(file).madvise(mmap.MADV_WILLNEED, begin, offset + size - begin)
 
     def give_back(self, name: str) -> None:
         """Let go of the file pages a tensor was read through."""
-        file, offset, size, _, _ = self._entries[name]
+        entry = self._entries[name]
+        file, offset, size = entry.file, entry.offset, entry.nbytes
         begin = (offset + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
         end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin and hasattr(mmap, "MADV_DONTNEED"):
@@ -127,3 +122,10 @@ class Checkpoint:
             with file.open("rb") as stream:
                 self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[file]
+
+
+def _in_order(data: npt.NDArray[np.uint8], rows: int, heads: int) -> npt.NDArray[np.uint8]:
+    """Rows that stand pair by pair as halves of a head again: llama.cpp's converter does the
+    opposite (`LlamaModel.permute` of convert_hf_to_gguf.py)."""
+    pairs = data.reshape(heads, rows // heads // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)

@@ -6,20 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.models import BPE
 
 from exo.errors import ModelUnsupported
+from exo.models.gguf.pretokenizers import SPLITS, Split
 
 _CONTROL, _USER_DEFINED = 3, 4
-
-# How text is split before merging, by `tokenizer.ggml.pre`; the patterns are those of the models'
-# own tokenizer.json.
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, Any]) -> None:
@@ -31,14 +32,23 @@ def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, An
     kind = metadata.get("tokenizer.ggml.model")
     tokens = list(metadata["tokenizer.ggml.tokens"])
     if kind == "gpt2":
-        tokenizer = _byte_level(tokens, metadata)
+        split = _split(metadata)
+        tokenizer, adds_bos = _byte_level(tokens, split, metadata), split.adds_bos
     elif kind == "llama":
-        tokenizer = _sentencepiece(tokens, metadata)
+        tokenizer, adds_bos = _sentencepiece(tokens, metadata), True
     else:
         raise ModelUnsupported(f"the GGUF file's tokenizer is {kind!r}; expected gpt2 or llama")
     types = _list(metadata.get("tokenizer.ggml.token_type")) or [1] * len(tokens)
     tokenizer.add_special_tokens(_added(tokens, types, _CONTROL, special=True))
     tokenizer.add_tokens(_added(tokens, types, _USER_DEFINED, special=False))
+    ends = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos", "eot")}
+    if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) and ends["bos"] is not None:
+        bos = tokens[ends["bos"]]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos}:0 $A:0",
+            pair=f"{bos}:0 $A:0 {bos}:1 $B:1",
+            special_tokens=[(bos, ends["bos"])],
+        )
     tokenizer.save(str(target / "tokenizer.json"))
 
     described: dict[str, Any] = {
@@ -47,46 +57,48 @@ def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, An
         "model_max_length": config["max_position_embeddings"],
     }
     for role in ("bos", "eos", "unknown", "padding"):
-        if (token_id := _scalar(metadata.get(f"tokenizer.ggml.{role}_token_id"))) is not None:
+        if (token_id := metadata.get(f"tokenizer.ggml.{role}_token_id")) is not None:
             name = {"unknown": "unk", "padding": "pad"}.get(role, role)
             described[f"{name}_token"] = tokens[token_id]
     if template := metadata.get("tokenizer.chat_template"):
         described["chat_template"] = template
     (target / "tokenizer_config.json").write_text(json.dumps(described, indent=1))
-    config["bos_token_id"] = _scalar(metadata.get("tokenizer.ggml.bos_token_id"))
-    ends = {_scalar(metadata.get(f"tokenizer.ggml.{end}_token_id")) for end in ("eos", "eot")}
-    config["eos_token_id"] = sorted(ends - {None})
+    config["bos_token_id"] = ends["bos"]
+    config["eos_token_id"] = sorted({ends["eos"], ends["eot"], *_ends_of_turns(tokens)} - {None})
 
 
-def _byte_level(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
+
+
+def _ends_of_turns(tokens: list[str]) -> list[int]:
+    """Tokens with which chat models end an answer, whatever the file calls eos; llama.cpp looks for
+    them as well."""
+    known = [token for token in _TURN_ENDS if token in tokens]
+    return [tokens.index(token) for token in known]
+
+
+def _split(metadata: dict[str, Any]) -> Split:
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    if pre not in SPLITS:
+        raise ModelUnsupported(f"the GGUF file's pre-tokenizer {pre!r} is not known to exo")
+    return SPLITS[pre]
+
+
+def _byte_level(tokens: list[str], split: Split, metadata: dict[str, Any]) -> Tokenizer:
     """Byte-level BPE (GPT-2): vocabulary and merges are in the file."""
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     try:
-        tokenizer = Tokenizer(BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=split.whole_words))
     except Exception as error:  # the library raises nothing more special
         raise ModelUnsupported(f"the GGUF file's vocabulary is damaged: {error}") from error
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    if pre in ("default", "gpt-2"):
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    elif pre == "smollm":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
-    elif pre in ("llama-bpe", "qwen2"):
-        pattern = _LLAMA3 if pre == "llama-bpe" else _QWEN2
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        if pre == "qwen2":
-            tokenizer.normalizer = normalizers.NFC()
-    else:
-        raise ModelUnsupported(f"the GGUF file's pre-tokenizer {pre!r} is not known to exo")
+    pieces = [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns
+    ]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.gpt2)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*pieces, last])
+    if split.nfc:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -108,13 +120,13 @@ def _sentencepiece(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
             merges=[pair for _, pair in merges],
             fuse_unk=True,
             byte_fallback=True,
-            unk_token=tokens[_scalar(metadata.get("tokenizer.ggml.unknown_token_id")) or 0],
+            unk_token=tokens[metadata.get("tokenizer.ggml.unknown_token_id") or 0],
         )
     )
-    prefix = bool(_scalar(metadata.get("tokenizer.ggml.add_space_prefix", True)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="first" if prefix else "never", split=False
-    )
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = normalizers.Replace(" ", "▁")
+    first = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*first, spaces])
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
@@ -134,7 +146,3 @@ def _list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value.tolist()) if hasattr(value, "tolist") else list(value)
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

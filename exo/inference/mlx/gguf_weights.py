@@ -1,0 +1,238 @@
+"""Tensors of GGUF files as MLX's kernels hold them: affine, in groups of 32 columns.
+
+Formats: block_q4_0 and so on in https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
+All with one scale in 32 columns stay what they are, but for scales and offsets, which are rounded
+to the activations' type. Q2_K, Q3_K and Q6_K have one in 16; they are quantized anew, with more
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
+from mlx.utils import tree_flatten, tree_unflatten
+
+from exo.errors import ModelUnsupported
+from exo.models.checkpoint import Checkpoint, Tensor
+
+GROUP = 32
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Unpacked = tuple[Bytes, Floats, Floats]
+"""Of blocks [n, bytes]: values [n, groups, 32], scales and offsets [n, groups]."""
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _nibbles(quants: Bytes) -> Bytes:
+    """[n, groups * 16] to [n, groups, 32]: a group's low halves, then its high ones."""
+    apart = quants.reshape(len(quants), -1, 16)
+    return np.concatenate([apart & 15, apart >> 4], axis=-1)
+
+
+def _fifth_bits(high: Bytes) -> Bytes:
+    return np.unpackbits(high, axis=1, bitorder="little")[:, None, :] * np.uint8(16)
+
+
+def _about(zero: int, values: Bytes, scales: Floats) -> Unpacked:
+    return values, scales, np.float32(-zero) * scales
+
+
+def _q4_0(b: Bytes) -> Unpacked:
+    return _about(8, _nibbles(b[:, 2:]), _half(b, 0))
+
+
+def _q4_1(b: Bytes) -> Unpacked:
+    return _nibbles(b[:, 4:]), _half(b, 0), _half(b, 2)
+
+
+def _q5_0(b: Bytes) -> Unpacked:
+    return _about(16, _nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6]), _half(b, 0))
+
+
+def _q5_1(b: Bytes) -> Unpacked:
+    return _nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8]), _half(b, 0), _half(b, 2)
+
+
+def _q8_0(b: Bytes) -> Unpacked:
+    return _about(128, b[:, None, 2:] ^ np.uint8(0x80), _half(b, 0))
+
+
+_FOUR_BIT_TABLE = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+)
+_IQ4 = (_FOUR_BIT_TABLE + 128).astype(np.uint8)
+_E2M1 = np.array([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], np.uint8)
+
+
+def _iq4_nl(b: Bytes) -> Unpacked:
+    return _about(128, _IQ4[_nibbles(b[:, 2:])], _half(b, 0))
+
+
+def _iq4_xs(b: Bytes) -> Unpacked:
+    low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
+    high = b[:, 2:4].copy().view(np.uint16) >> np.arange(0, 16, 2) & 3
+    codes = (low | high << 4).astype(np.float32) - 32
+    return _about(128, _IQ4[_nibbles(b[:, 8:])], _half(b, 0) * codes)
+
+
+def _mxfp4(b: Bytes) -> Unpacked:
+    return _about(
+        12, _E2M1[_nibbles(b[:, 1:])], np.ldexp(np.float32(1), b[:, :1].astype(int) - 128)
+    )
+
+
+def _six_bits(b: Bytes) -> tuple[Floats, Floats]:
+    """Scales and offsets of Q4_K and Q5_K, whose 12 bytes hold 8 of each."""
+    low, middle, high = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    codes = np.concatenate([low & 63, (high & 15) | low >> 6 << 4], axis=1)
+    mins = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=1)
+    return _half(b, 0) * codes, -_half(b, 2) * mins
+
+
+def _pairs(quants: Bytes) -> Bytes:
+    """The quants of a super-block: 32 bytes hold a group in their low halves, the next in the
+    high ones."""
+    apart = quants.reshape(len(quants), 4, 32)
+    return np.stack([apart & 15, apart >> 4], axis=2).reshape(len(quants), 8, 32)
+
+
+def _q4_k(b: Bytes) -> Unpacked:
+    return _pairs(b[:, 16:]), *_six_bits(b)
+
+
+def _q5_k(b: Bytes) -> Unpacked:
+    fifth = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1) * np.uint8(16)
+    return np.bitwise_or(_pairs(b[:, 48:]), fifth, dtype=np.uint8), *_six_bits(b)
+
+
+_EXACT: dict[str, tuple[int, int, Callable[[Bytes], Unpacked]]] = {
+    "Q4_0": (4, 18, _q4_0),
+    "Q4_1": (4, 20, _q4_1),
+    "Q5_0": (5, 22, _q5_0),
+    "Q5_1": (5, 24, _q5_1),
+    "Q8_0": (8, 34, _q8_0),
+    "Q4_K": (4, 144, _q4_k),
+    "Q5_K": (5, 176, _q5_k),
+    "IQ4_NL": (8, 18, _iq4_nl),
+    "IQ4_XS": (8, 136, _iq4_xs),
+    "MXFP4": (5, 17, _mxfp4),
+}
+"""Bits, bytes of a block, and how it is read."""
+
+_WIDENED = {"Q2_K": 4, "Q3_K": 6, "Q6_K": 8}
+
+
+def _bits(dtype: str) -> int:
+    """Bits of a format in MLX's layout; 0 where it is plain numbers."""
+    return _EXACT[dtype][0] if dtype in _EXACT else _WIDENED.get(dtype, 0)
+
+
+def affine(tensor: Tensor) -> tuple[npt.NDArray[np.uint32], Floats, Floats]:
+    """A quantized tensor of [..., rows, cols] as `mx.quantize` would give it: packed weights
+    uint32 [..., rows, cols * bits / 32], scales and offsets float32 [..., rows, cols / 32]."""
+    if tensor.dtype not in _EXACT:
+        from gguf import GGMLQuantizationType, quants  # late: takes a moment
+
+        *outer, cols = tensor.shape
+        blocks = tensor.data.reshape(int(np.prod(outer)), -1)
+        floats = quants.dequantize(blocks, GGMLQuantizationType[tensor.dtype])
+        dense = mx.array(floats.reshape(*outer, cols))
+        made = mx.quantize(dense, group_size=GROUP, bits=_WIDENED[tensor.dtype])
+        weight, scales, offsets = (np.array(part) for part in made)
+        return weight, scales, offsets
+    bits, size, unpack = _EXACT[tensor.dtype]
+    values, scales, offsets = unpack(tensor.data.reshape(-1, size))
+    *outer, cols = tensor.shape
+    groups = (*outer, cols // GROUP)
+    return (
+        _packed(values.reshape(*outer, cols), bits),
+        scales.reshape(groups),
+        offsets.reshape(groups),
+    )
+
+
+def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
+    """Each row's values as one little-endian stream of bits."""
+    if bits == 8:
+        return np.ascontiguousarray(values).view(np.uint32)
+    if bits == 4:
+        return np.ascontiguousarray(values[..., ::2] | values[..., 1::2] << 4).view(np.uint32)
+    eight = values.reshape(*values.shape[:-1], -1, 8).astype(np.uint64)
+    stream = (eight << np.arange(0, 8 * bits, bits, dtype=np.uint64)).sum(-1, dtype=np.uint64)
+    some = stream[..., None].view(np.uint8)[..., :bits]
+    return np.ascontiguousarray(some.reshape(*values.shape[:-1], -1)).view(np.uint32)
+
+
+class GGUFWeights:
+    """A folder's GGUF weights for a model of mlx-lm, read module by module when they are wanted."""
+
+    def __init__(self, path: Path, dtype: mx.Dtype | None) -> None:
+        """`dtype`: of everything that is not packed; None: what a GPU computes the model in."""
+        self._checkpoint = Checkpoint(path)
+        gemma = any(".post_feedforward_layernorm." in name for name in self._checkpoint.names())
+        # Gemma's hidden states are larger than what float16 holds.
+        self._dtype = dtype or (mx.bfloat16 if gemma else mx.float16)
+
+    def stand_ins(self) -> dict[str, mx.array]:
+        """Every parameter by name, with its shape and type and nothing computed."""
+        found = {}
+        for name in self._checkpoint.names():
+            *outer, cols = self._checkpoint.shape(name)
+            module = name.removesuffix(".weight")
+            if bits := _bits(self._checkpoint.dtype(name)):
+                found[name] = mx.zeros((*outer, cols * bits // 32), mx.uint32)
+                for part in ("scales", "biases"):
+                    found[f"{module}.{part}"] = mx.zeros((*outer, cols // GROUP), self._dtype)
+            else:
+                found[name] = mx.zeros((*outer, cols), self._dtype)
+        return found
+
+    def check(self, model: nn.Module) -> None:
+        """Every parameter is in the files and has its shape.
+
+        Raises:
+            ModelUnsupported: one is not; the message names it.
+        """
+        here = self.stand_ins()
+        for name, parameter in tree_flatten(model.parameters()):
+            if name not in here or here[name].shape != parameter.shape:
+                found = here[name].shape if name in here else "nothing"
+                raise ModelUnsupported(
+                    f"mlx-lm's class wants {name} of {parameter.shape}, the GGUF file has {found}"
+                )
+
+    def read_into(self, module: nn.Module, prefix: str) -> None:
+        """Give a module its parameters, whose names in the model begin with `prefix`."""
+        made: dict[str, mx.array] = {}
+        for name, _ in tree_flatten(module.parameters()):
+            whole = f"{prefix}{name}"
+            if whole not in made:
+                made |= self._parameters(whole.rpartition(".")[0], whole)
+        here = [(name.removeprefix(prefix), array) for name, array in made.items()]
+        module.update(tree_unflatten(here))
+
+    def _parameters(self, module: str, name: str) -> dict[str, mx.array]:
+        """The parameter, and where it is one part of a quantized weight the other parts."""
+        stored = name if name in self._checkpoint else f"{module}.weight"
+        tensor = self._checkpoint.tensor(stored)
+        if not _bits(tensor.dtype):
+            return {stored: mx.array(tensor.floats()).astype(self._dtype)}
+        weight, scales, offsets = affine(tensor)
+        parts: dict[str, Any] = {
+            f"{module}.weight": mx.array(weight),
+            f"{module}.scales": mx.array(scales).astype(self._dtype),
+            f"{module}.biases": mx.array(offsets).astype(self._dtype),
+        }
+        mx.eval(list(parts.values()))
+        self._checkpoint.give_back(stored)
+        return parts

@@ -1,0 +1,181 @@
+"""What a GGUF file holds: metadata, and where its tensors are.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exo.errors import ModelUnsupported
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MOST = 1 << 31
+"""Of anything counted in a header: more would be a damaged file."""
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+    10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+
+# https://github.com/ggml-org/ggml/blob/master/include/ggml.h, enum ggml_type: name, columns and
+# bytes of a block.
+_FORMATS = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+_UNREAD = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
+    22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0", 40: "NVFP4",
+}  # fmt: skip
+
+READ_FORMATS = tuple(name for name, _, _ in _FORMATS.values())
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """`shape` has the columns last, unlike in GGUF; `offset` is from the file's start."""
+
+    format: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """Arrays of numbers in the metadata are NumPy's, arrays of strings are lists."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GGUFTensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    def floats(self, name: str) -> npt.NDArray[np.float32] | None:
+        """A tensor of plain numbers; None if there is none of that name."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.format not in ("F32", "F16"):
+            return None
+        dtype = np.float32 if tensor.format == "F32" else np.float16
+        found = np.fromfile(self.path, dtype, prod(tensor.shape), offset=tensor.offset)
+        return found.astype(np.float32).reshape(tensor.shape)
+
+
+def read_gguf(path: Path) -> GGUF:
+    """Read a file's header.
+
+    Raises:
+        ModelUnsupported: it is no GGUF file, damaged, not whole, or holds tensors of formats that
+            exo does not read; the message says which.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        with data:
+            return _read(path, data)
+    except (ValueError, struct.error, IndexError, OverflowError, OSError) as error:
+        raise ModelUnsupported(
+            f"{path} is not a GGUF file, or not a whole one ({error}); fetch it again"
+        ) from error
+
+
+def _read(path: Path, data: mmap.mmap) -> GGUF:
+    if data[:4] != _MAGIC:
+        raise ValueError(f"it begins with {bytes(data[:4])!r}, not with {_MAGIC!r}")
+    reader = _Reader(data)
+    version, tensor_count, pair_count = reader.unpack("<IQQ")
+    if version not in _VERSIONS:
+        raise ModelUnsupported(f"{path} is GGUF version {version}; exo reads {_VERSIONS}")
+    metadata = {}
+    for _ in range(_limited(pair_count)):
+        key = reader.string()
+        metadata[key] = reader.value(reader.unpack("<I")[0])
+    found: list[tuple[str, str, tuple[int, ...], int, int]] = []
+    unread: dict[str, int] = {}
+    for _ in range(_limited(tensor_count)):
+        name = reader.string()
+        (dimensions,) = reader.unpack("<I")
+        shape = tuple(reversed(reader.unpack(f"<{_limited(dimensions)}Q")))
+        kind, offset = reader.unpack("<IQ")
+        if kind not in _FORMATS:
+            unread[_UNREAD.get(kind, str(kind))] = unread.get(_UNREAD.get(kind, str(kind)), 0) + 1
+            continue
+        format_name, columns, size = _FORMATS[kind]
+        if not shape or shape[-1] % columns:
+            raise ValueError(f"tensor {name} of {shape} in blocks of {columns}")
+        found.append((name, format_name, shape, offset, prod(shape) // columns * size))
+    if unread:
+        what = ", ".join(f"{count} tensors of {name}" for name, count in unread.items())
+        raise ModelUnsupported(
+            f"{path} holds {what}; exo reads {', '.join(READ_FORMATS)}. Take another quantization"
+        )
+    alignment = int(metadata.get("general.alignment", 32))
+    start = -(-reader.at // alignment) * alignment
+    tensors = {}
+    for name, format_name, shape, offset, size in found:
+        if start + offset + size > len(data):
+            raise ValueError(f"tensor {name} ends {start + offset + size - len(data)} bytes after")
+        tensors[name] = GGUFTensor(format_name, shape, start + offset, size)
+    return GGUF(path, metadata, tensors)
+
+
+def _limited(count: int) -> int:
+    if count > _MOST:
+        raise ValueError(f"a count of {count}")
+    return count
+
+
+class _Reader:
+    """Takes one value after the other from a header."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.at = 4
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        found = struct.unpack_from(form, self._data, self.at)
+        self.at += struct.calcsize(form)
+        return found
+
+    def string(self) -> str:
+        (length,) = self.unpack("<Q")
+        raw = self._data[self.at : self.at + _limited(length)]
+        if len(raw) < length:
+            raise ValueError("it ends inside its header")
+        self.at += length
+        return raw.decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            of, count = self.unpack("<IQ")
+            if of in _SCALARS:
+                return self._numbers(of, _limited(count))
+            return [self.value(of) for _ in range(_limited(count))]
+        if kind not in _SCALARS:
+            raise ValueError(f"metadata of kind {kind}")
+        return self._numbers(kind, 1)[0].item()
+
+    def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
+        dtype = np.dtype(_SCALARS[kind])
+        found = np.frombuffer(self._data, dtype, count, self.at).copy()
+        self.at += dtype.itemsize * count
+        return found

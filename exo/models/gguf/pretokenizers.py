@@ -1,0 +1,82 @@
+"""How text is split before merging, by `tokenizer.ggml.pre`.
+
+The patterns are those of the models' own tokenizer.json; which name means which is llama.cpp's
+(src/llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}|{_CASED_TAIL}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_TAIL}"
+)
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """`patterns` one after the other, each match a piece of its own; then GPT-2's own pattern if
+    `gpt2`. `whole_words`: what is a token as it stands is not merged (ignore_merges)."""
+
+    patterns: tuple[str, ...] = ()
+    gpt2: bool = False
+    whole_words: bool = False
+    adds_bos: bool = False
+    nfc: bool = False
+
+
+_SPLITS: Mapping[str, Split] = {
+    "default gpt-2 phi-2 gigachat a.x-4.0 mellum modern-bert mpt olmo jais trillion granite-docling"
+    " exaone4": Split(gpt2=True),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Split(
+        (r"\p{N}",), gpt2=True
+    ),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": Split(
+        (_LLAMA3,), whole_words=True, adds_bos=True
+    ),
+    "dbrx smaug-bpe chatglm-bpe": Split((_LLAMA3,)),
+    "glm4 glm5": Split((_LLAMA3,), whole_words=True),
+    "qwen2 deepseek-r1-qwen kormo megrez": Split((_QWEN2,), nfc=True),
+    "stablelm2 hunyuan solar-open grok-2": Split((_QWEN2,)),
+    "qwen35": Split((_QWEN35,)),
+    "tekken": Split((_TEKKEN,), whole_words=True),
+    "gpt-4o llama4 kanana2 minimax-m2": Split((_GPT4O,)),
+    "seed-coder": Split((_SEED,)),
+    "bailingmoe bailingmoe2 llada-moe": Split((_BAILING,)),
+    "deepseek-v3 hunyuan-dense joyai-llm": Split(_DEEPSEEK3),
+    "deepseek-coder": Split(_DEEPSEEK_CODER),
+}
+SPLITS: Mapping[str, Split] = {
+    name: split for names, split in _SPLITS.items() for name in names.split()
+}

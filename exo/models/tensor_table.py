@@ -1,0 +1,141 @@
+"""Which tensors a checkpoint's weight files hold, and where: safetensors and GGUF alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from exo.errors import ModelUnsupported
+from exo.models.gguf.file import read_gguf
+from exo.models.gguf.names import family_of_type, renamed
+from exo.models.weight_files import chosen_weights
+
+HEADER_SUFFIX = ".exo-header"
+"""How the target of a weight file's link ends where only the file's header is here."""
+
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """`dtype` as safetensors or ggml name it; `offset` in bytes from the file's start.
+
+    What GGUF stores otherwise is to be undone by who reads it: `adds_one`, each number is one more
+    than the weight; `permuted_heads`, rows stand in the order for RoPE over neighbouring pairs, in
+    so many heads (0: they do not)."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    adds_one: bool = False
+    permuted_heads: int = 0
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The weight files of a checkpoint's folder.
+
+    Raises:
+        ModelUnsupported: there are none.
+    """
+    chosen = chosen_weights([file.name for file in path.glob("model*.safetensors")])
+    chosen = chosen or chosen_weights([file.name for file in path.glob("model*.gguf")], ".gguf")
+    if not chosen:
+        raise ModelUnsupported(f"{path} has no model*.safetensors (pickled weights are not read)")
+    return [path / name for name in chosen]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the weights in a checkpoint's folder are GGUF."""
+    return weight_files(path)[0].suffix == ".gguf"
+
+
+def absent_weights(path: Path) -> frozenset[str]:
+    """Names of a folder's weight files of which only the header is here."""
+    links = (file for file in path.glob("model*.safetensors") if file.is_symlink())
+    return frozenset(link.name for link in links if link.readlink().suffix == HEADER_SUFFIX)
+
+
+def tensors_in(path: Path, weights: Collection[str]) -> frozenset[str]:
+    """Names of all tensors of some of a folder's weight files."""
+    return frozenset(name for file in weights for name in tensors_of(path / file))
+
+
+def tensors_of(file: Path) -> dict[str, TensorEntry]:
+    """The tensors of one weight file, by mlx-lm's names for them.
+
+    Raises:
+        ModelUnsupported: the header cannot be read, or says what cannot be.
+    """
+    return _gguf_tensors(file) if file.suffix == ".gguf" else _safetensors(file)
+
+
+def _safetensors(file: Path) -> dict[str, TensorEntry]:
+    start, header = safetensors_header(file)
+    size = file.stat().st_size
+    entries = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        width = _BYTES.get(entry["dtype"])
+        if start + end > size or (width and prod(shape) * width != end - begin):
+            raise ModelUnsupported(
+                f"{file}: tensor {name} does not fit the file; fetch the file again"
+            )
+        entries[name] = TensorEntry(file, entry["dtype"], shape, start + begin, end - begin)
+    return entries
+
+
+def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
+    config = json.loads((file.parent / "config.json").read_text("utf-8"))
+    family = family_of_type(str(config.get("model_type")))
+    heads = {
+        "q_proj": int(config["num_attention_heads"]),
+        "k_proj": int(config["num_key_value_heads"]),
+    }
+    entries = {}
+    for gguf_name, tensor in read_gguf(file).tensors.items():
+        if (name := renamed(gguf_name, family)) is None:
+            continue
+        parts = name.split(".")
+        entries[name] = TensorEntry(
+            file,
+            tensor.format,
+            tensor.shape,
+            tensor.offset,
+            tensor.nbytes,
+            adds_one=family.norms_add_one and len(tensor.shape) == 1 and "norm" in parts[-2],
+            permuted_heads=heads.get(parts[-2], 0) if family.interleaved_rope else 0,
+        )
+    return entries
+
+
+def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where a file's tensor data begins, and its tensors: 8 bytes little-endian length, then JSON.
+
+    Format: https://huggingface.co/docs/safetensors/index#format
+
+    Raises:
+        ModelUnsupported: the file is no safetensors file.
+    """
+    try:
+        with file.open("rb") as stream:
+            length = header_length(stream.read(8), file.stat().st_size)
+            header = dict(json.loads(stream.read(length)))
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{file} is not a safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    return 8 + length, header
+
+
+def header_length(first: bytes, size: int) -> int:
+    """Bytes of JSON after the first 8 of a file of `size`. Raises ValueError if that cannot be."""
+    length = int.from_bytes(first[:8], "little")
+    if size < 8 or length > min(100_000_000, size - 8):
+        raise ValueError(f"its header would have {length} bytes")
+    return length

@@ -1,0 +1,145 @@
+"""GGUF files made of the zoo's checkpoints, with PyPI's `gguf`: its writer, its names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import zoo
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "smollm3": "smollm3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "gpt_oss": "gpt-oss",
+}
+"""`general.architecture` by model_type."""
+
+_PERMUTED = ("llama", "smollm3", "granite")
+
+Quantize = Callable[[str, npt.NDArray[np.float32]], str]
+"""(GGUF's name, the numbers) to the format to write them in."""
+
+
+def plain(name: str, array: npt.NDArray[np.float32]) -> str:
+    return "F32"
+
+
+def _permuted(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+    """Rows as llama.cpp's converter orders them for RoPE over neighbouring pairs."""
+    return (
+        weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weight.shape)
+    )
+
+
+def _own_name(name: str, names: Any) -> str:
+    module, _, kind = name.rpartition(".")
+    if experts := re.fullmatch(
+        r"model\.layers\.(\d+)\..*(?:switch_mlp|experts)\.(\w+)_proj", module
+    ):
+        return f"blk.{experts[1]}.ffn_{experts[2]}_exps.{kind}"
+    if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
+        return f"blk.{sinks[1]}.attn_sinks.weight"
+    found = names.get_name(module)
+    assert found is not None, module
+    return f"{found}.{kind}"
+
+
+def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """Metadata by key below the architecture, as llama.cpp's converter writes it."""
+    heads = config["num_attention_heads"]
+    written = {
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config.get("head_dim", config["hidden_size"] // heads),
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "context_length": config.get("max_position_embeddings", 512),
+        "rope.freq_base": config["rope_theta"],
+        "attention.sliding_window": config.get("sliding_window"),
+        "attention.sliding_window_pattern": config.get("sliding_window_pattern"),
+        "attention.scale": config.get("attention_multiplier"),
+        "embedding_scale": config.get("embedding_multiplier"),
+        "residual_scale": config.get("residual_multiplier"),
+        "logit_scale": config.get("logits_scaling"),
+        "expert_count": config.get("num_local_experts", config.get("num_experts")),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get(
+            "moe_intermediate_size", config["intermediate_size"]
+        ),
+    }
+    if "partial_rotary_factor" in config:
+        head_dim = config["hidden_size"] // heads
+        written["rope.dimension_count"] = int(head_dim * config["partial_rotary_factor"])
+    return {key: number for key, number in written.items() if number is not None}
+
+
+def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra: Any) -> None:
+    """A GGUF file with the checkpoint's weights and a byte-level tokenizer. `extra` metadata
+    replaces what would be written; None leaves it out."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    tokens = [chr(33 + i) for i in range(90)]
+    tokens += [f"unused{i}" for i in range(zoo.VOCABULARY - 94)] + ['!"', "#$", "<s>", "</s>"]
+    metadata = {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ['! "', "# $"],
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 3],
+        "tokenizer.ggml.bos_token_id": len(tokens) - 2,
+        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+        **{f"{architecture}.{key}": number for key, number in _numbers(config).items()},
+        **extra,
+    }
+    writer = gguf.GGUFWriter(file, str(metadata.pop("general.architecture")))
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+    heads = {
+        "attn_q.": config["num_attention_heads"],
+        "attn_k.": config["num_key_value_heads"],
+    }
+    for name, array in mx.load(str(checkpoint / "model.safetensors")).items():
+        own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
+        if architecture in _PERMUTED:
+            for part, count in heads.items():
+                numbers = _permuted(numbers, count) if part in own else numbers
+        if config["model_type"].startswith("gemma") and "norm" in own:
+            numbers = numbers + 1
+        kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
+        writer.add_tensor(own, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

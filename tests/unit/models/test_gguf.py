@@ -1,0 +1,223 @@
+"""GGUF files of our own making, used where they are, compute what the checkpoint they came from
+does; on both engines."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zoo
+from gguf_files import ARCHITECTURES, write_gguf
+
+from exo.download.gguf_file import GGUFFile
+from exo.download.store import ModelStore, default_sources
+from exo.errors import ModelUnsupported
+from exo.inference.batch import ForwardBatch, Slice
+from exo.inference.cpu.engine import CPUEngine
+from exo.inference.sampling import SamplingParams
+from exo.models.card import resolve
+from exo.models.checkpoint import Checkpoint
+from exo.models.gguf.file import READ_FORMATS, read_gguf
+from exo.models.gguf.folder import write_folder
+from exo.models.tokenizer import HFTokenizer
+from exo.shard import Shard
+
+
+def cpu_logits(folder: Path, cuts: list[int]) -> npt.NDArray[np.float32]:
+    """After the first of the zoo's prompts, through shards cut at `cuts`."""
+    tokens = np.array(zoo.PROMPTS[0], np.int32)
+    batch = ForwardBatch((Slice("s", 0, len(tokens), SamplingParams()),), tokens)
+    bounds, states = [0, *cuts, zoo.LAYERS], None
+    for start, end in pairwise(bounds):
+        engine, shard = CPUEngine(2, precise=True), Shard("m", start, end, zoo.LAYERS)
+        engine.load_shard(shard, folder, lambda done, total: None)
+        assert not engine._on_mlx
+        states = engine.compute(shard, batch, states)
+    assert states is not None
+    return states
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_file_computes_what_its_source_does(model_type: str, tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    # Files do not say what Gemma's attention divides by: the width of a head, but in the largest.
+    config = zoo.tiny_config(model_type) | {"query_pre_attn_scalar": 16}
+    zoo.write_checkpoint(model_type, source, config)
+    write_gguf(source, tmp_path / "m.gguf")
+    write_folder(tmp_path / "m.gguf", folder)
+    assert (folder / "model.gguf").resolve() == tmp_path / "m.gguf"
+    expected = zoo.unsplit_logits(source)
+    through_mlx = asyncio.run(zoo.split_logits(folder, [2], zoo.LAYERS))
+    assert zoo.worst_error(through_mlx, expected) < 1e-4
+    for cuts in ([], [3]):
+        assert zoo.worst_error([cpu_logits(folder, cuts)[-1]], [expected[0][0]]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
+def test_both_engines_read_the_same_numbers(name: str, tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "source")
+
+    def quantize(tensor: str, numbers: npt.NDArray[np.float32]) -> str:
+        return name if numbers.ndim == 2 else "F32"
+
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", quantize)
+    write_folder(tmp_path / "m.gguf", tmp_path / "folder")
+    found = cpu_logits(tmp_path / "folder", [])[-1]
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "folder", [2], zoo.LAYERS))
+    assert zoo.worst_error([found], [through_mlx[0]]) < 1e-4
+    assert zoo.worst_error([found], [zoo.unsplit_logits(tmp_path / "source")[0][0]]) < 0.6
+
+
+@pytest.mark.parametrize("name", [n for n in READ_FORMATS if n not in ("F32", "F16", "BF16")])
+def test_mlx_holds_the_numbers_of_the_file(name: str) -> None:
+    import mlx.core as mx
+
+    from exo.inference.mlx.gguf_weights import GROUP, affine
+    from exo.models.checkpoint import Tensor
+
+    kind = gguf.GGMLQuantizationType[name]
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(3)
+    data = rng.integers(0, 60, (5, 512 // columns * size), dtype=np.uint8)  # no scale is infinite
+    if name == "MXFP4":
+        data.reshape(-1, size)[:, 0] += 100
+    weight, scales, offsets = affine(Tensor("w", name, (5, 512), data.reshape(-1)))
+    bits = weight.shape[-1] * 32 // 512
+    parts = (mx.array(part) for part in (weight, scales, offsets))
+    found = np.array(mx.dequantize(*parts, group_size=GROUP, bits=bits))
+    expected = gguf.quants.dequantize(data, kind)
+    step = np.repeat(np.abs(scales), GROUP, axis=-1)
+    steps = 1.01 if name in ("Q2_K", "Q3_K", "Q6_K") else 1e-5
+    assert (np.abs(found - expected) <= steps * step + 1e-6 * np.abs(expected)).all()
+
+
+def test_the_tokenizer_is_the_file_s(tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf")
+    write_folder(tmp_path / "m.gguf", tmp_path / "folder")
+    tokenizer = HFTokenizer(tmp_path / "folder")
+    assert tokenizer.encode_chat([{"role": "user", "content": 'a!"b'}]) == [64, 124, 65]
+    assert tokenizer.encode("a") == [64]
+    assert tokenizer.eos_token_ids == {zoo.VOCABULARY - 1}
+    extra = {"tokenizer.ggml.pre": "llama-bpe"}  # whose prompts begin with a token
+    write_gguf(tmp_path / "source", tmp_path / "bos.gguf", **extra)
+    write_folder(tmp_path / "bos.gguf", tmp_path / "with-bos")
+    assert HFTokenizer(tmp_path / "with-bos").encode("a") == [zoo.VOCABULARY - 2, 64]
+
+
+def test_the_default_model_is_its_file(exo_home: Path) -> None:
+    models = exo_home / "models"
+    store = ModelStore(models, default_sources(models))
+    path = asyncio.run(store.ensure("smollm2-135m", lambda progress: None))
+    with Checkpoint(path) as checkpoint:
+        down = checkpoint.tensor("model.layers.3.mlp.down_proj.weight")
+        assert down.dtype == "Q4_1" and down.shape == (576, 1536)
+        [file] = path.glob("model*.gguf")
+        there = read_gguf(file).tensors["blk.3.ffn_down.weight"]
+        with file.open("rb") as stream:
+            stream.seek(there.offset)
+            assert stream.read(there.nbytes) == down.data.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba'"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer is 't5'"),
+        ({"tokenizer.ggml.pre": "unheard-of"}, "pre-tokenizer 'unheard-of'"),
+        ({"llama.block_count": None}, "no llama.block_count"),
+        ({"llama.rope.scaling.type": "magic", "llama.rope.scaling.factor": 2.0}, "scaling 'magic'"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", **change)
+    source = GGUFFile(tmp_path / "models")
+    card = resolve(str(tmp_path / "m.gguf"))
+    with pytest.raises(ModelUnsupported, match=message):
+        source.fetch(card, lambda progress: None)
+    assert source.find(card) is None and not list((tmp_path / "models").iterdir())
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    write_gguf(tmp_path / "source", file)
+    whole = file.read_bytes()
+    for data in (
+        b"",
+        b"not at all",
+        whole[:40],
+        whole[:3000],
+        whole[:-200],
+        b"GGUF" + b"\xff" * 40,
+    ):
+        file.write_bytes(data)
+        with pytest.raises(ModelUnsupported, match=r"not a GGUF file, or not a whole|GGUF version"):
+            write_folder(file, tmp_path / "out")
+
+
+def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(file, "gemma3")
+    rows = np.zeros((4, 66), np.uint8)
+    writer.add_tensor("blk.0.attn_q.weight", rows, raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelUnsupported, match=r"holds 1 tensors of IQ2_XXS; exo reads F32.*Q6_K"):
+        write_folder(file, tmp_path / "out")
+
+
+def test_a_file_in_parts_is_one_model(tmp_path: Path) -> None:
+    zoo.write_checkpoint("qwen3", tmp_path / "source")
+    write_gguf(tmp_path / "source", tmp_path / "whole.gguf")
+    parts = [tmp_path / f"m-{i:05}-of-00002.gguf" for i in (1, 2)]
+    whole = gguf.GGUFReader(tmp_path / "whole.gguf")
+    for number, part in enumerate(parts):
+        writer = gguf.GGUFWriter(part, "qwen3")
+        if number == 0:
+            for field in list(whole.fields.values())[3:]:
+                if field.name != "general.architecture":
+                    kind = field.types[0]
+                    of = field.types[1] if kind == gguf.GGUFValueType.ARRAY else None
+                    writer.add_key_value(field.name, field.contents(), kind, of)
+        for tensor in whole.tensors[number::2]:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    write_folder(parts[1], tmp_path / "folder")
+    expected = zoo.unsplit_logits(tmp_path / "source")[0][0]
+    assert zoo.worst_error([cpu_logits(tmp_path / "folder", [])[-1]], [expected]) < 1e-4
+    parts[0].unlink()
+    with pytest.raises(ModelUnsupported, match=r"m-00001-of-00002\.gguf is missing beside"):
+        write_folder(parts[1], tmp_path / "again")
+
+
+def test_the_store_uses_the_user_s_file_and_never_deletes_it(tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    file = tmp_path / "m.gguf"
+    write_gguf(tmp_path / "source", file)
+    models = tmp_path / "models"
+    store = ModelStore(models, default_sources(models))
+    folder = asyncio.run(store.ensure(str(file), lambda progress: None))
+    assert store.find(str(file)) == folder
+    assert store.size(folder) < file.stat().st_size  # of the weights nothing is a copy
+    moved = shutil.move(file, tmp_path / "elsewhere.gguf")
+    shutil.copy(moved, file)  # another file of the name: read anew
+    assert store.find(str(file)) is None
+    asyncio.run(store.ensure(str(file), lambda progress: None))
+    store.remove(str(file))
+    assert file.is_file() and store.find(str(file)) is None
