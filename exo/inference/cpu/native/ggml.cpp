@@ -21,8 +21,6 @@ uint16_t read_u16(const uint8_t* p) {
   return value;
 }
 
-float read_half(const uint8_t* p) { return to_float(p, DType::kFloat16, 0); }
-
 // A float that a float16 holds exactly; infinity for one that is too large.
 uint16_t half_of(float value) {
   // Multiplying by 2^-112 moves the exponent's bias, and makes what is subnormal so.
@@ -45,8 +43,15 @@ struct Pair {
   uint16_t scale, offset;
 };
 
-Pair about_zero(const uint8_t* block, float zero) {
-  return {read_u16(block), half_of(-zero * read_half(block))};
+// Of w = scale * (value - 2^power).
+Pair about(int power, const uint8_t* block) {
+  const uint16_t scale = read_u16(block);
+  const int exponent = scale & 0x7c00, more = power << 10;
+  if (exponent != 0 && exponent + more < 0x7c00) {
+    return {scale, static_cast<uint16_t>((scale + more) ^ 0x8000)};
+  }
+  const float zero = static_cast<float>(1 << power);
+  return {scale, half_of(-zero * to_float(block, DType::kFloat16, 0))};
 }
 
 void unpack_nibbles(const uint8_t* quants, uint8_t* values) {
@@ -74,7 +79,7 @@ struct Q4_0 {
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_nibbles(block + 2, values);
-    return about_zero(block, 8);
+    return about(3, block);
   }
 };
 
@@ -92,7 +97,7 @@ struct Q5_0 {
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_five_bits(block + 2, block + 6, values);
-    return about_zero(block, 16);
+    return about(4, block);
   }
 };
 
@@ -110,7 +115,7 @@ struct Q8_0 {
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     for (int i = 0; i < 32; i++) values[i] = block[2 + i] ^ 0x80;
-    return about_zero(block, 128);
+    return about(7, block);
   }
 };
 
@@ -127,7 +132,7 @@ struct IQ4_NL {
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_table(block + 2, values);
-    return about_zero(block, 128);
+    return about(7, block);
   }
 };
 
