@@ -7,6 +7,8 @@ import asyncio
 import shutil
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
@@ -37,12 +39,13 @@ def show_models(args: argparse.Namespace) -> int:
     for card in cards.values():
         here = store.find(card.model_id, ()) if card in known else None
         nodes = elsewhere.get(card.model_id, [])
-        if here is None and not nodes and card.wheel is None and not args.all:
+        if not (here or card.path or nodes or card.wheel or args.all):
             continue
-        where = str(here) if here else "on other nodes" if nodes else "fetched at first use"
+        where = str(here or card.path or ("on other nodes" if nodes else "fetched at first use"))
         used = max([n["last_used"] or 0 for n in nodes] + [last_used.get(card.model_id, 0)])
         part = ", in part" if here and store.find(card.model_id) is None else ""
-        size = f"{store.size(here) / 1e6:,.0f} MB{part}" if here else ""
+        taken = card.path.stat().st_size if card.path else store.size(here) if here else 0
+        size = f"{taken / 1e6:,.0f} MB{part}" if taken else ""
         row = [card.model_id, card.name, size, _ago(used)]
         row += [", ".join(map(_share, nodes))] if elsewhere else []
         table.add_row(*row, where)
@@ -51,7 +54,7 @@ def show_models(args: argparse.Namespace) -> int:
     if not args.all:
         console.print(
             "\nAny other model is fetched at first use, or by `exo download`; `exo models --all` "
-            "lists every short name. A local directory or a .gguf file works too.",
+            "lists every short name. A directory, a .gguf file and org/repo:Q4_K_M work too.",
             style="dim",
         )
     return 0
@@ -61,6 +64,7 @@ def show_model(args: argparse.Namespace) -> int:
     """What the files of a model here say of it. Raises ModelNotFound if they are not here."""
     from exo.api.sampling_defaults import sampling_defaults
     from exo.models.description import context_length, read_config, text_config
+    from exo.models.tensor_table import is_gguf, weight_files
     from exo.models.tokenizer import load_tokenizer
 
     card, store = resolve(args.model), _store()
@@ -76,14 +80,16 @@ def show_model(args: argparse.Namespace) -> int:
     said = sampling_defaults(path)
     listed = ", ".join(f"{name} {value:g}" for name, value in said.items())
     calls = markup.calls.name if markup.calls else "channels"
+    files = weight_files(path)
     bits = (config.get("quantization") or {}).get("bits")
+    packed = f", mostly {_format(files)}" if is_gguf(path) else f", {bits} bits" if bits else ""
     rows = {
         "name": card.name,
         "architecture": str(config.get("model_type")),
         "layers": str(text.get("num_hidden_layers", "")),
         "context": f"{context_length(config):,} tokens",
         "vocabulary": f"{tokenizer.vocabulary_size:,} tokens",
-        "weights": f"{store.size(path) / 1e6:,.0f} MB" + (f", {bits} bits" if bits else ""),
+        "weights": f"{sum(file.stat().st_size for file in files) / 1e6:,.0f} MB{packed}",
         "sampling": listed or "not said by its makers: greedy, or --default-temp",
         "thinks": "yes" if markup.thinks else "no",
         "tools": f"as {calls}" if markup.knows_tools else f"by convention, as {calls}",
@@ -92,6 +98,17 @@ def show_model(args: argparse.Namespace) -> int:
     for name, value in rows.items():
         print(f"{name:14} {value}")  # noqa: T201
     return 0
+
+
+def _format(files: list[Path]) -> str:
+    """The format that most bytes of some weight files are in."""
+    from exo.models.tensor_table import tensors_of
+
+    taken: Counter[str] = Counter()
+    for file in files:
+        for entry in tensors_of(file).values():
+            taken[entry.dtype] += entry.nbytes
+    return taken.most_common(1)[0][0]
 
 
 def _on_nodes(api_port: int) -> dict[str, list[dict[str, Any]]]:

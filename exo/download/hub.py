@@ -23,11 +23,12 @@ from exo.download.hub_cache import (
     Listing,
     RepoCache,
     RepoFile,
+    RepoName,
     cached_repos,
     check_index,
+    holds_gguf,
     left_out,
     needed_files,
-    split_revision,
 )
 from exo.download.hub_client import HubSupplier, hub_session
 from exo.download.outline import Outline, is_weights
@@ -85,15 +86,19 @@ class Hub(ModelSource):
     def find(self, card: ModelCard) -> Path | None:
         if card.repo is None:
             return None
-        repo, revision = split_revision(card.repo)
-        return RepoCache(repo).complete_snapshot(revision)
+        name = RepoName.of(card.repo)
+        return RepoCache(name.repo, name.quantization).complete_snapshot(name.revision)
 
     def listed(self) -> list[ModelCard]:
         """Every repo in the cache of which there is what a chat needs, but for weights that another
         node may have."""
         cards = [ModelCard(repo, repo, repo=repo) for repo in cached_repos()]
         found = ((card, self.find_part(card, ())) for card in cards)
-        return [card for card, here in found if here and (here / "tokenizer.json").is_file()]
+        whole = [card for card, here in found if here and (here / "tokenizer.json").is_file()]
+        for repo in cached_repos():
+            names = (f"{repo}:{one}" for one in RepoCache(repo).quantizations_here("main"))
+            whole += [ModelCard(name, name, repo=name) for name in names]
+        return whole
 
     def can_fetch(self, card: ModelCard) -> bool:
         if card.repo is None:
@@ -103,16 +108,18 @@ class Hub(ModelSource):
     def left_out(self, card: ModelCard) -> dict[str, list[RepoFile]]:
         if card.repo is None:
             return {}
-        repo, revision = split_revision(card.repo)
-        listing = _known(RepoCache(repo), revision)
-        return left_out(listing) if listing is not None else {}
+        name = RepoName.of(card.repo)
+        listing = _known(RepoCache(name.repo), name.revision)
+        return left_out(listing, name.quantization) if listing is not None else {}
 
     def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
         if (whole := self.find(card)) is not None or card.repo is None:
             return whole
-        repo, revision = split_revision(card.repo)
-        cache = RepoCache(repo)
-        listing = _known(cache, revision)
+        name = RepoName.of(card.repo)
+        cache = RepoCache(name.repo)
+        listing = _known(cache, name.revision)
+        if listing is not None and _is_gguf(listing, name):
+            return None  # each node brings the whole file
         try:
             return Outline(cache, listing).find(weights) if listing is not None else None
         except (ModelUnsupported, OSError) as error:
@@ -142,13 +149,16 @@ class Hub(ModelSource):
             ) from None
 
     def remove(self, card: ModelCard) -> bool:
-        """All revisions: their files are shared."""
+        """All revisions: their files are shared. Where a quantization is named, only that."""
         if card.repo is None:
             return False
-        folder = RepoCache(split_revision(card.repo)[0]).folder
-        if not folder.is_dir():
+        name = RepoName.of(card.repo)
+        cache = RepoCache(name.repo, name.quantization)
+        if not cache.folder.is_dir():
             return False
-        shutil.rmtree(folder)
+        if name.quantization:
+            return cache.remove_quantization(name.revision)
+        shutil.rmtree(cache.folder)
         return True
 
     def cancel(self, card: ModelCard) -> bool:
@@ -178,17 +188,20 @@ class Hub(ModelSource):
     ) -> Path:
         """`weights`: None for all and the newest; else those of the commit that is here already,
         if one is: nodes that bring different parts must not mix commits."""
-        repo, revision = split_revision(name)
-        on_progress(Progress("checking", repo))
+        wanted = RepoName.of(name)
+        repo = wanted.repo
+        on_progress(Progress("checking", name))
         with contextlib.ExitStack() as stack:
             peers = self._sharing.peers(repo)
             for peer in peers:
                 stack.callback(peer.close)
-            known = _known(RepoCache(repo), revision) if weights is not None else None
-            at = known.commit if known is not None else revision
+            known = _known(RepoCache(repo), wanted.revision) if weights is not None else None
+            at = known.commit if known is not None else wanted.revision
             listing, has_hub = await self._list(repo, at, peers)
+            if _is_gguf(listing, wanted):
+                weights = None
             suppliers = _Suppliers(peers, has_hub)
-            return await self._store(listing, revision, weights, suppliers, on_progress)
+            return await self._store(listing, wanted, weights, suppliers, on_progress)
 
     async def _list(
         self, repo: str, revision: str, peers: Sequence[FilePeer]
@@ -216,15 +229,15 @@ class Hub(ModelSource):
     async def _store(
         self,
         listing: Listing,
-        revision: str,
+        wanted: RepoName,
         weights: Collection[str] | None,
         suppliers: _Suppliers,
         on_progress: OnProgress,
     ) -> Path:
-        cache = RepoCache(listing.repo)
+        cache = RepoCache(listing.repo, wanted.quantization)
         try:
-            cache.save(listing, revision)
-            files = needed_files(listing)
+            cache.save(listing, wanted.revision)
+            files = needed_files(listing, wanted.quantization)
             if weights is not None:
                 files = [f for f in files if not is_weights(f) or f.path in weights]
             async with hub_session() as session:
@@ -235,7 +248,8 @@ class Hub(ModelSource):
                     hub = [peer.relay() for peer in suppliers.peers]
                 await self._bring(cache, listing, files, suppliers.peers, hub, on_progress)
                 if weights is None:
-                    return cache.snapshot(listing.commit)
+                    paths = [file.path for file in files]
+                    return await asyncio.to_thread(cache.folder_of, listing.commit, paths)
                 outline = Outline(cache, listing)
                 await outline.fetch_headers(suppliers.peers, hub, self._patience)
                 found = outline.find(weights)
@@ -276,6 +290,10 @@ class Hub(ModelSource):
         with swarm.hearing() if swarm else contextlib.nullcontext():
             await transfer.fetch([(file, cache.blob(file)) for file in missing])
         report.send("ready")
+
+
+def _is_gguf(listing: Listing, name: RepoName) -> bool:
+    return holds_gguf([file.path for file in listing.files], name.quantization)
 
 
 def _is_here(cache: RepoCache, listing: Listing, file: RepoFile) -> bool:

@@ -6,18 +6,22 @@ used here, and what exo fetches serves them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 from huggingface_hub import constants
 
+from exo.download.gguf_repo import chosen_gguf, quantizations
 from exo.errors import ModelUnsupported
 from exo.models.weight_files import INDEX, chosen_weights
 
@@ -54,37 +58,60 @@ class Listing:
     files: tuple[RepoFile, ...]
 
 
-def split_revision(repo: str) -> tuple[str, str]:
-    """ "org/name@revision" as (repo, revision); "main" where none is named."""
-    name, _, revision = repo.partition("@")
-    return name, revision or "main"
+class RepoName(NamedTuple):
+    """ "org/name:quantization@revision", of which the last two may be left out."""
+
+    repo: str
+    revision: str = "main"
+    quantization: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> RepoName:
+        name, _, revision = text.partition("@")
+        repo, _, quantization = name.partition(":")
+        return cls(repo, revision or "main", quantization)
 
 
-def needed_files(listing: Listing) -> list[RepoFile]:
-    """The files that exo reads: configuration, tokenizer, safetensors; small ones first.
+def holds_gguf(names: Collection[str], quantization: str) -> bool:
+    """Whether what is wanted of a repo with these files is GGUF: it holds nothing else, or a
+    quantization is named."""
+    return any(n.endswith(".gguf") for n in names) and (
+        quantization != "" or "config.json" not in names
+    )
+
+
+def needed_files(listing: Listing, quantization: str = "") -> list[RepoFile]:
+    """The files that exo reads: configuration, tokenizer, safetensors; small ones first. Of a repo
+    of GGUF files those of one quantization.
 
     Raises:
-        ModelUnsupported: the repo has no configuration, no safetensors, or not all of them.
+        ModelUnsupported: the repo has no configuration, no safetensors, or not all of them; or
+            several quantizations and none is named.
     """
-    names = {file.path for file in listing.files}
-    if "config.json" not in names:
-        raise ModelUnsupported(f"{listing.repo} is not a model exo can run: {_holds(names)}")
+    sizes = {file.path: file.size for file in listing.files}
+    if holds_gguf(sizes, quantization):
+        chosen = chosen_gguf(listing.repo, sizes, quantization)
+        return [file for file in listing.files if file.path in chosen]
+    if quantization:
+        raise ModelUnsupported(f"{listing.repo} has no GGUF files; name it without :{quantization}")
+    if "config.json" not in sizes:
+        raise ModelUnsupported(f"{listing.repo} is not a model exo can run: {_holds(sizes)}")
     try:
-        weights = chosen_weights(names)
+        weights = chosen_weights(sizes)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{listing.repo}: {error.message}") from error
     if not weights:
         raise ModelUnsupported(
-            f"{listing.repo} has no model*.safetensors: {_holds(names)}; pickled weights are not "
-            "read, a .gguf file can be named by its path"
+            f"{listing.repo} has no model*.safetensors: {_holds(sizes)}; pickled weights are not "
+            "read"
         )
     files = [f for f in listing.files if f.path in weights or _is_read(f.path)]
     return sorted(files, key=lambda file: (file.size, file.path))
 
 
-def left_out(listing: Listing) -> dict[str, list[RepoFile]]:
+def left_out(listing: Listing, quantization: str = "") -> dict[str, list[RepoFile]]:
     """Files of a repo that `needed_files` does not name, by the reason."""
-    needed = set(needed_files(listing))
+    needed = set(needed_files(listing, quantization))
     found: dict[str, list[RepoFile]] = {}
     for file in listing.files:
         if file not in needed:
@@ -95,13 +122,6 @@ def left_out(listing: Listing) -> dict[str, list[RepoFile]]:
 
 def _holds(names: Collection[str]) -> str:
     """What is in a repo that is no model, for who named it."""
-    gguf = sorted(name for name in names if name.endswith(".gguf"))
-    if gguf:
-        some = ", ".join(gguf[:3]) + (", …" if len(gguf) > 3 else "")
-        return (
-            f"it holds {len(gguf)} GGUF files ({some}) and no config.json; download one of them "
-            "and name it by its path, or name a repo of safetensors"
-        )
     kinds = sorted({Path(name).suffix for name in names} & _OTHER_WEIGHTS)
     if "config.json" not in names:
         return "it has no config.json" + (f", only {', '.join(kinds)}" if kinds else "")
@@ -146,8 +166,9 @@ def cached_repos() -> list[str]:
 class RepoCache:
     """One repo's part of the cache. Nothing here touches the network."""
 
-    def __init__(self, repo: str) -> None:
+    def __init__(self, repo: str, quantization: str = "") -> None:
         self.repo = repo
+        self.quantization = quantization
         name = "models--" + repo.replace("/", "--")
         self.folder = cache_folder() / name
         self._locks = cache_folder() / ".locks" / name
@@ -168,17 +189,84 @@ class RepoCache:
     def complete_snapshot(self, revision: str) -> Path | None:
         """The folder of a revision if all that exo reads of it is there."""
         commit = self.commit(revision)
-        if commit is None or not (self.snapshot(commit) / "config.json").is_file():
+        if commit is None or not self.snapshot(commit).is_dir():
             return None
         listing = self.listing(commit)
-        if listing is None:  # fetched by a tool that keeps none
-            whole = _looks_whole(self.snapshot(commit))
-        else:
-            try:
-                whole = all(self.has(commit, file) for file in needed_files(listing))
-            except ModelUnsupported:
-                return None  # not for exo; who asks for it is told why when it is fetched
-        return self.snapshot(commit) if whole else None
+        try:
+            if listing is None:  # fetched by a tool that keeps none
+                return self._found(self.snapshot(commit))
+            needed = needed_files(listing, self.quantization)
+            if not all(self.has(commit, file) for file in needed):
+                return None
+            return self.folder_of(commit, [file.path for file in needed])
+        except ModelUnsupported:
+            return None  # not for exo; who asks for it is told why when it is fetched
+
+    def folder_of(self, commit: str, files: Sequence[str]) -> Path:
+        """What an engine loads, where all `files` of a commit are here: the snapshot, or of GGUF
+        files a folder that is made of their metadata.
+
+        Raises:
+            ModelUnsupported: exo does not read these GGUF files; the message says why.
+        """
+        first = self.snapshot(commit) / files[0]
+        if first.suffix != ".gguf":
+            return self.snapshot(commit)
+        made = self._made(commit, first)
+        if not (made / "config.json").is_file():
+            from exo.models.gguf.folder import write_folder  # late: imports tokenizers
+
+            made.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=made.parent, prefix=".gguf-") as scratch:
+                write_folder(first, Path(scratch) / "model")
+                with contextlib.suppress(FileExistsError, OSError):  # another process was faster
+                    (Path(scratch) / "model").rename(made)
+        return made
+
+    def _found(self, snapshot: Path) -> Path | None:
+        """The folder of what another tool fetched, if that looks whole."""
+        sizes = {
+            str(file.relative_to(snapshot)): file.stat().st_size
+            for file in snapshot.rglob("*")
+            if file.is_file()
+        }
+        if holds_gguf(sizes, self.quantization):
+            files = chosen_gguf(self.repo, sizes, self.quantization)
+            return self.folder_of(snapshot.name, files)
+        if self.quantization or "config.json" not in sizes:
+            return None
+        return snapshot if _looks_whole(snapshot) else None
+
+    def quantizations_here(self, revision: str) -> list[str]:
+        """Of GGUF files whose name says it, those of which all is here; none where the repo is
+        also whole without them."""
+        commit = self.commit(revision)
+        if commit is None:
+            return []
+        names = {
+            str(file.relative_to(self.snapshot(commit))): file.is_file()
+            for file in self.snapshot(commit).rglob("*.gguf")
+        }
+        parts = quantizations(names)
+        return [one for one, files in parts.items() if all(map(names.get, files))]
+
+    def remove_quantization(self, revision: str) -> bool:
+        """Delete the files of the quantization; False if none of them is here."""
+        commit = self.commit(revision)
+        if commit is None:
+            return False
+        snapshot = self.snapshot(commit)
+        files = quantizations(str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf"))
+        for name in files.get(self.quantization.upper(), []):
+            blob = (snapshot / name).resolve()
+            shutil.rmtree(self._made(commit, snapshot / name), ignore_errors=True)
+            (snapshot / name).unlink()
+            blob.unlink(missing_ok=True)
+        return self.quantization.upper() in files
+
+    def _made(self, commit: str, file: Path) -> Path:
+        """The folder that is made of a GGUF file's metadata."""
+        return self.folder / "gguf" / f"{commit}-{file.stem}"
 
     def has(self, commit: str, file: RepoFile) -> bool:
         return (self.snapshot(commit) / file.path).is_file()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from exo.download.hub_cache import RepoFile, split_revision
+from exo.download.hub_cache import RepoFile, RepoName
 from exo.download.progress import OnProgress
 from exo.errors import ModelNotFound
 from exo.models.card import ModelCard
@@ -115,7 +115,7 @@ class ModelsFolders(ModelSource):
         self._folders = folders
 
     def find(self, card: ModelCard) -> Path | None:
-        repo = split_revision(card.repo or card.model_id)[0]
+        repo = RepoName.of(card.repo or card.model_id).repo
         names = (repo, repo.replace("/", "--"), repo.rpartition("/")[2], card.model_id)
         for folder in self._folders:
             for name in names:

@@ -38,7 +38,7 @@ def default_sources(
     return [
         LocalDirectory(),
         ModelsFolders(folders),
-        GGUFFile(models_dir),
+        GGUFFile(models_dir, folders),
         Hub(sharing=sharing),
         Wheel(models_dir),
     ]
@@ -98,10 +98,9 @@ class ModelStore:
             for card in registry().values()
             if any(s.can_fetch(card) or s.find(card) for s in self._sources)
         ]
+        found = {card.repo: card for s in reversed(self._sources) for card in s.listed()}
         repos = {card.repo for card in known}
-        return known + [
-            card for s in self._sources for card in s.listed() if card.repo not in repos
-        ]
+        return known + [card for repo, card in found.items() if repo not in repos]
 
     async def ensure(
         self,

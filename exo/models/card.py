@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exo.errors import ModelNotFound
 
-_REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?")
+_REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?(@[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def resolve(model_id: str) -> ModelCard:
     hint = f"did you mean {' or '.join(close)}?" if close else "`exo models` lists what there is"
     raise ModelNotFound(
         f"unknown model {model_id!r}: expected a name of the registry, a Hugging Face repo id, "
-        f"a directory with a config.json, or a .gguf file; {hint}",
+        f"optionally with a quantization (org/name:Q4_K_M), a directory with a config.json, or a "
+        f".gguf file; {hint}",
         param="model",
     )
 

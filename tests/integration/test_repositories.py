@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zoo
 from cluster import cluster, free_port, until
+from gguf_files import write_gguf
 from hub_server import HubServer
 from repositories import RUNNABLE, Shape, recorded, shaped
 
@@ -60,10 +62,13 @@ def exo(
         "HF_ENDPOINT": server.url,
         "HF_HUB_OFFLINE": "0",
     }
-    alone = ("--discovery-module", "none", "--interface", "lo")
-    port = ("--chatgpt-api-port", str(free_port()))
+    node = ["--discovery-module", "none", "--interface", "lo"]
+    node += ["--chatgpt-api-port", str(free_port())]
     return subprocess.Popen(
-        [sys.executable, "-m", "exo.cli.main", *arguments, *alone, *port],
+        [
+            *(sys.executable, "-m", "exo.cli.main", *arguments),
+            *(node if arguments[0] in ("run", "download") else ()),
+        ],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -96,6 +101,7 @@ def check_sent(made: Shape, server: HubServer, nodes: int = 1) -> None:
         assert made.files[path] in by_content, path
 
 
+GGUF = "bartowski/Qwen2.5-7B-Instruct-GGUF"
 RUN = ("--prompt", "word1 word2", "--max-tokens", "3", "--temperature", "0")
 
 
@@ -133,7 +139,7 @@ async def test_three_nodes_fetch_each_byte_once_and_answer(
 
 def test_what_is_no_model_says_what_it_is(server: HubServer, tmp_path: Path) -> None:
     says = {
-        "bartowski/Qwen2.5-7B-Instruct-GGUF": "25 GGUF files",
+        GGUF: "25 quantizations: IQ2_M (",
         "someone/only-a-readme": "no config.json",
         "someone/upload-that-stopped": "model-00003-of-00004.safetensors is missing",
     }
@@ -143,6 +149,44 @@ def test_what_is_no_model_says_what_it_is(server: HubServer, tmp_path: Path) -> 
         status, _, err = ended(exo(tmp_path, server, "run", repo, *RUN))
         assert status == 1 and text in err and repo in err, err
         assert not server.sent
+
+
+def put_gguf(server: HubServer, folder: Path) -> dict[str, bytes]:
+    """The repo of GGUF files, its Q4_K_M one a model."""
+    files = shape(GGUF, server, folder).files
+    zoo.write_checkpoint("qwen2", folder / "source")
+    write_gguf(folder / "source", folder / "m.gguf")
+    [name] = [path for path in files if path.endswith("-Q4_K_M.gguf")]
+    files = files | {name: (folder / "m.gguf").read_bytes()}
+    server.put(GGUF, files)
+    server.sent.clear()
+    return {name: files[name]}
+
+
+def test_a_quantization_of_a_gguf_repo_runs(server: HubServer, tmp_path: Path) -> None:
+    [(name, data)] = put_gguf(server, tmp_path).items()
+    status, out, err = ended(exo(tmp_path, server, "run", f"{GGUF}:q4_k_m", *RUN))
+    assert status == 0 and out.strip(), err
+    assert dict(server.sent) == {name: len(data)}
+    status, out, err = ended(exo(tmp_path, server, "models"))
+    assert f"{GGUF}:Q4_K_M" in out.replace("\n", ""), out
+    status, _, err = ended(exo(tmp_path, server, "run", f"{GGUF}:Q9_X", *RUN))
+    assert status == 1 and "has no quantization 'Q9_X', but IQ2_M (" in err, err
+    status, _, err = ended(exo(tmp_path, server, "rm", f"{GGUF}:Q4_K_M"))
+    assert status == 0, err
+    assert not list((tmp_path / "hub").rglob("*.gguf"))
+
+
+async def test_three_nodes_bring_a_gguf_file_once(server: HubServer, tmp_path: Path) -> None:
+    [(name, data)] = put_gguf(server, tmp_path).items()
+    async with cluster(tmp_path) as c:
+        for node in ("a", "b", "c"):
+            c.add_with_cache(node, server.url, "--memory", "1GB")
+        await c.together()
+        model = f"{GGUF}:Q4_K_M"
+        text = await c.nodes["b"].chat("ab", model, max_tokens=3)
+        assert await c.nodes["c"].chat("ab", model, max_tokens=3) == text
+    assert dict(server.sent) == {name: len(data)}
 
 
 def test_an_index_that_names_a_missing_file_ends_it_early(

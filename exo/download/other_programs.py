@@ -1,0 +1,68 @@
+"""GGUF files that other programs on this machine keep: LM Studio, Ollama. They are only read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo.download.gguf_repo import quantizations
+
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_OLLAMA_OWN = "registry.ollama.ai/library"
+_HUB = ("hf.co", "huggingface.co")
+
+
+@dataclass(frozen=True)
+class FoundGGUF:
+    """`model_id` is what exo calls it, `program` whose it is."""
+
+    model_id: str
+    file: Path
+    program: str
+
+
+def lm_studio_folders() -> list[Path]:
+    """Where LM Studio keeps models: publisher/repo/file.gguf."""
+    home = Path.home()
+    return [home / ".lmstudio/models", home / ".cache/lm-studio/models"]
+
+
+def ollama_folder() -> Path:
+    """Where Ollama keeps models: manifests, and blobs by digest."""
+    return Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama/models")
+
+
+def found_gguf(folders: Sequence[Path] = ()) -> Iterator[FoundGGUF]:
+    """Every GGUF model of other programs, and of the user's `folders` with publisher/repo/file; of
+    one in parts the first."""
+    places = [(folder, "your folder") for folder in folders]
+    places += [(folder, "LM Studio") for folder in lm_studio_folders()]
+    for folder, program in places:
+        for repo in sorted(folder.glob("*/*/")):
+            by_name = {file.name: file for file in repo.glob("*.gguf")}
+            for quantization, names in quantizations(by_name).items():
+                name = f"{repo.parent.name}/{repo.name}:{quantization}"
+                yield FoundGGUF(name, by_name[names[0]], program)
+    yield from _of_ollama(ollama_folder())
+
+
+def _of_ollama(folder: Path) -> Iterator[FoundGGUF]:
+    """Ollama's own models are ollama/name:tag here, those it has from the hub what they are there.
+    Layout: https://github.com/ollama/ollama/blob/main/manifest/paths.go"""
+    manifests = folder / "manifests"
+    for manifest in sorted(manifests.glob("*/*/*/*")):
+        host, owner, name, tag = manifest.relative_to(manifests).parts
+        if host not in _HUB and f"{host}/{owner}" != _OLLAMA_OWN:
+            continue
+        try:
+            layers = json.loads(manifest.read_text("utf-8"))["layers"]
+            digest = next(one["digest"] for one in layers if one["mediaType"] == _MODEL_LAYER)
+        except (OSError, ValueError, KeyError, TypeError, StopIteration):
+            continue  # not a model's, or half written by Ollama just now
+        blob = folder / "blobs" / str(digest).replace(":", "-")
+        if blob.is_file():
+            repo = f"{owner}/{name}" if host in _HUB else f"ollama/{name}"
+            yield FoundGGUF(f"{repo}:{tag}", blob, "Ollama")

@@ -1,0 +1,90 @@
+"""GGUF files that LM Studio and Ollama keep are found where they are, used, and left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import zoo
+from gguf_files import write_gguf
+
+from exo.download.gguf_repo import quantizations
+from exo.download.store import ModelStore, default_sources
+from exo.errors import InvalidRequest
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with LM Studio's and Ollama's folders as these programs lay them out."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    studio = tmp_path / ".lmstudio/models/lmstudio-community/Tiny-GGUF"
+    studio.mkdir(parents=True)
+    write_gguf(tmp_path / "source", studio / "Tiny-Q4_K_M.gguf")
+    (studio / "mmproj-Tiny-f16.gguf").write_bytes(b"GGUF")
+    ollama = tmp_path / ".ollama/models"
+    (ollama / "blobs").mkdir(parents=True)
+    digest = "sha256-" + "ab" * 32
+    write_gguf(tmp_path / "source", ollama / "blobs" / digest)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:00"},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:" + "ab" * 32},
+    ]
+    manifests = {
+        "registry.ollama.ai/library/llama3.2/3b": json.dumps({"layers": layers}),
+        "hf.co/bartowski/Tiny-GGUF/Q4_K_M": json.dumps({"layers": layers}),
+        "registry.ollama.ai/somebody/own/latest": json.dumps({"layers": layers}),
+        "registry.ollama.ai/library/half/written": '{"layers": [',
+    }
+    for name, text in manifests.items():
+        file = ollama / "manifests" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return tmp_path
+
+
+def test_they_are_found_used_and_left_alone(machine: Path) -> None:
+    models = machine / "exo"
+    store = ModelStore(models, default_sources(models))
+    wanted = ["lmstudio-community/Tiny-GGUF:Q4_K_M", "ollama/llama3.2:3b"]
+    wanted += ["bartowski/Tiny-GGUF:Q4_K_M"]
+    listed = {card.model_id: card for card in store.available()}
+    assert set(wanted) <= set(listed) and len([n for n in listed if ":" in n]) == 3
+    for name in wanted:
+        folder = asyncio.run(store.ensure(name, lambda progress: None))
+        assert (folder / "model.gguf").resolve() == listed[name].path
+        assert store.find(name) == folder
+        with pytest.raises(InvalidRequest, match=r"belongs to (LM Studio|Ollama); delete it there"):
+            store.remove(name)
+        assert (folder_file := listed[name].path) is not None and folder_file.is_file()
+
+
+def test_names_tell_quantizations() -> None:
+    assert quantizations(
+        [
+            "M-Q4_K_M.gguf",
+            "m.q8_0.gguf",
+            "UD-Q2_K_XL/M-UD-Q2_K_XL-00001-of-00002.gguf",
+            "UD-Q2_K_XL/M-UD-Q2_K_XL-00002-of-00002.gguf",
+            "M-IQ4_XS.gguf",
+            "M-BF16.gguf",
+            "gpt-oss-20b-MXFP4.gguf",
+            "mmproj-F16.gguf",
+            "special.gguf",
+            "README.md",
+        ]
+    ) == {
+        "Q4_K_M": ["M-Q4_K_M.gguf"],
+        "Q8_0": ["m.q8_0.gguf"],
+        "UD-Q2_K_XL": [
+            "UD-Q2_K_XL/M-UD-Q2_K_XL-00001-of-00002.gguf",
+            "UD-Q2_K_XL/M-UD-Q2_K_XL-00002-of-00002.gguf",
+        ],
+        "IQ4_XS": ["M-IQ4_XS.gguf"],
+        "BF16": ["M-BF16.gguf"],
+        "MXFP4": ["gpt-oss-20b-MXFP4.gguf"],
+        "special": ["special.gguf"],
+    }
