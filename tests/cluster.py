@@ -106,6 +106,7 @@ class ExoProcess:
         command += ["--node-id", self.name, "--cluster", self.cluster]
         command += ["--broadcast-port", str(self.broadcast_port)]
         command += ["--node-port", str(self.node_port)]
+        command += ["--partition", "memory"]  # every node has layers, whatever it is worth
         command += ["--chatgpt-api-port", str(self.api_port), "--no-preload", *self.arguments]
         environment = os.environ | {"EXO_HOME": str(self.home), "DEBUG": "9"} | self.environment
         with self.log.open("ab") as log:

@@ -243,6 +243,8 @@ async def _nodes(args: argparse.Namespace, count: int, threads: int) -> AsyncIte
                 command += ["--cluster", cluster, "--broadcast-port", str(broadcast)]
                 command += [
                     "--no-preload",
+                    "--partition",
+                    "memory",
                     "--node-id",
                     f"bench{i}",
                     "--memory",

@@ -152,6 +152,13 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     )
     net = parser.add_argument_group("other nodes")
     net.add_argument(
+        "--partition",
+        choices=("auto", "memory", "speed"),
+        default="auto",
+        help="nodes that serve a model: the most that are nearly as fast as the fastest (auto, "
+        "the default), all by their memory, or the fastest; what the planning node says holds",
+    )
+    net.add_argument(
         "--cluster", default="exo", help="only nodes of the same name join (default exo)"
     )
     net.add_argument(
@@ -292,6 +299,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The node's settings from parsed flags. Imports late: `exo --help` needs none of it."""
     from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig, ServingRules
     from exo.topology.capabilities import parse_memory
+    from exo.topology.placement import PartitionRule
 
     if args.broadcast_port and args.listen_port and args.broadcast_port != args.listen_port:
         raise InvalidRequest(
@@ -313,6 +321,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         engine=args.inference_engine,
         threads=args.threads,
         precise=args.precise,
+        partition=PartitionRule(args.partition),
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         models_folders=tuple(_folder(path) for path in args.models_dir),

@@ -28,6 +28,8 @@ def show_status(args: argparse.Namespace) -> int:
         console.print(
             f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)", style="bold"
         )
+        if plan["predicted_step_s"]:
+            console.print(f"  {1 / plan['predicted_step_s']:.0f} tok/s predicted for one answer")
         for load in loads:
             if load["plan_hash"] == plan["hash"]:
                 console.print(f"  {_load_line(load)}")

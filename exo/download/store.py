@@ -233,19 +233,19 @@ class ModelStore:
     def _fetch_from_first(
         self, card: ModelCard, weights: Collection[str] | None, on_progress: OnProgress
     ) -> Path:
-        """From the first source that can be asked."""
-        unreachable: SourceUnreachable | None = None
+        """From the first source that can be asked and has it."""
+        refused: SourceUnreachable | ModelNotFound | None = None
         for source in self._sources:
             if source.can_fetch(card):
                 try:
                     if weights is None:
                         return source.fetch(card, on_progress)
                     return source.fetch_part(card, weights, on_progress)
-                except SourceUnreachable as error:
-                    unreachable = error
+                except (SourceUnreachable, ModelNotFound) as error:
+                    refused = refused or error
                     on_progress(Progress("checking", card.model_id, warning=error.message))
-        if unreachable is not None:
-            raise unreachable
+        if refused is not None:
+            raise refused
         repo = card.repo or card.model_id
         raise ModelNotFound(
             f"{card.model_id} is not on this machine and the hub is not asked (HF_HUB_OFFLINE); "

@@ -33,6 +33,9 @@ Result = TypeVar("Result")
 CACHE_MEMORY_SHARE = 0.5
 """Share of the memory free after a shard is loaded that its KV cache may take."""
 
+TOKEN_SHARE = 0.1
+"""Of the newest step of one token in what such steps are said to take."""
+
 OnProgress = Callable[[int, int], None]
 """Called from the engine's thread with (bytes done, bytes in all)."""
 
@@ -52,6 +55,15 @@ class InferenceEngine(ABC):
         """Bytes for the KV cache of a shard; None: half of what is free once it is loaded."""
         self.busy_s = 0.0
         """Seconds in which steps were computed."""
+        self.token_s: dict[Shard, float] = {}
+        """Seconds of a step of one token lately, by shard."""
+        self._read_rate: float | None = None
+
+    async def read_rate(self) -> float:
+        """Bytes of weights that decoding reads a second, as far as can be told without a model."""
+        if self._read_rate is None:
+            self._read_rate = await self._begin("measuring", self.measure_read_rate)
+        return self._read_rate
 
     async def describe(self, model_id: str, path: Path) -> ModelDescription:
         """Sizes and allowed cuts of a checkpoint, without reading its weights.
@@ -148,6 +160,10 @@ class InferenceEngine(ABC):
         wanted, vocabulary], those of each slice's last tokens (`Slice.logits`), in order."""
 
     @abstractmethod
+    def measure_read_rate(self) -> float:
+        """See `read_rate`; takes less than a second."""
+
+    @abstractmethod
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
         """[tokens, hidden] of the step computed last, on the last shard: what its head would read,
         after the final norm. Only the rows of slices that pool are told right."""
@@ -219,7 +235,11 @@ class InferenceEngine(ABC):
             self._release(tuple({part.sequence_id for part in batch.slices}))
             raise
         finally:
-            self.busy_s += time.perf_counter() - begun
+            passed_s = time.perf_counter() - begun
+            self.busy_s += passed_s
+            if rows == 1:
+                known_s = self.token_s.get(shard, passed_s)
+                self.token_s[shard] = known_s + TOKEN_SHARE * (passed_s - known_s)
 
     def _take_over(self, shard: Shard, part: Slice) -> None:
         if shard.is_last:

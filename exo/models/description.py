@@ -38,6 +38,8 @@ class ModelDescription:
     context_length: int
     cuts: frozenset[int] | None = None
     uncuttable: str = ""
+    kv_bytes: int = 0
+    """Of each layer's bytes, the KV reserve."""
 
     @property
     def n_layers(self) -> int:
@@ -113,6 +115,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         first_bytes=first,
         last_bytes=last,
         context_length=context_length(config),
+        kv_bytes=kv,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exo.topology.placement import PartitionRule
+
 DEFAULT_BROADCAST_PORT = 52416
 
 
@@ -45,6 +47,7 @@ class NodeConfig:
     engine: str = "auto"
     threads: int | None = None  # of the cpu engine; None: the physical cores it may use
     precise: bool = False  # float instead of 8-bit activations in the cpu engine
+    partition: PartitionRule = PartitionRule.AUTO
     memory_bytes: int | None = None
     kv_memory_bytes: int | None = None  # of a model's KV cache; None: half of what is free
     models_folders: tuple[Path, ...] = ()  # of the user's, a directory for each model, only read

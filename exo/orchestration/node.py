@@ -51,6 +51,7 @@ from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
+from exo.topology.placement import STEP_S, NodePace
 from exo.topology.topology import NodeView, Topology
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class StandardNode(NodeHandler):
             self.rings,
             self._tell_changed,
             config.heartbeat_interval_s,
+            config.partition,
         )
         self.plans = self._keeper.published
         self.usage = Usage(config.home / "usage.json")
@@ -269,7 +271,17 @@ class StandardNode(NodeHandler):
         else:
             self._probed_at = 0.0  # what an unloaded model gave back counts at once
             memory = self._own_capabilities().memory_available_bytes + own
-        return Prepared(description, memory, held)
+        return Prepared(description, memory, held, await self._pace())
+
+    async def _pace(self) -> NodePace:
+        """How fast this node decodes: as its steps say, of the largest shard that had any, else as
+        its memory is read."""
+        rate, largest = await self.engine.read_rate(), 0
+        for shard, seconds in self.engine.token_s.items():
+            weights = self.files.weights_bytes(shard)
+            if weights > largest:
+                rate, largest = weights / max(1e-6, seconds - STEP_S), weights
+        return NodePace(rate, self.membership.round_trips_s())
 
     async def models_here(self) -> list[HeldModel]:
         """Models whose files, or some of them, are on this machine."""

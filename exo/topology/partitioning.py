@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -31,6 +31,8 @@ class ModelSizes:
     first: int = 0
     last: int = 0
     cuts: frozenset[int] | None = None
+    kv_reserve: int = 0
+    """Of each layer's bytes, those reserved for the KV cache."""
 
     @property
     def total(self) -> int:
@@ -39,10 +41,12 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Partition:
-    """The result: members in ring order, and why other nodes are not among them."""
+    """The result: members in ring order, and why other nodes are not among them.
+    `predicted_step_s`: seconds from one token to the next; 0 where nothing was predicted."""
 
     members: tuple[RingMember, ...]
     left_out: tuple[tuple[str, str], ...] = field(default=())
+    predicted_step_s: float = 0.0
 
 
 class RingMemoryWeightedPartitioningStrategy:
@@ -54,9 +58,14 @@ class RingMemoryWeightedPartitioningStrategy:
     """
 
     def partition(
-        self, model_id: str, available_bytes: dict[str, int], sizes: ModelSizes
+        self,
+        model_id: str,
+        available_bytes: dict[str, int],
+        sizes: ModelSizes,
+        weights: Mapping[str, float] | None = None,
     ) -> Partition:
-        """Place the layers of `sizes` on nodes with `available_bytes` of free memory each.
+        """Place the layers of `sizes` on nodes with `available_bytes` of free memory each, in
+        proportion to `weights` if they are given.
 
         Raises:
             ModelTooLarge: no placement fits; the message has each node's share and the shortfall.
@@ -68,7 +77,8 @@ class RingMemoryWeightedPartitioningStrategy:
         smallest = min(sizes.layers)
         small = [node for node in order if usable[node] < smallest]
         fitting = [node for node in order if usable[node] >= smallest]
-        counts = _counts([usable[node] for node in fitting], sizes) if fitting else None
+        shares = [int(weights[node]) if weights else usable[node] for node in fitting]
+        counts = _counts([usable[node] for node in fitting], shares, sizes) if fitting else None
         if counts is None:
             raise ModelTooLarge(_refusal(model_id, usable, sizes))
         n_layers = len(sizes.layers)
@@ -84,10 +94,10 @@ class RingMemoryWeightedPartitioningStrategy:
         return Partition(tuple(members), tuple(left_out))
 
 
-def _counts(usable: list[int], sizes: ModelSizes) -> list[int] | None:
-    """Layers for each node in order, or None where nothing fits."""
+def _counts(usable: list[int], shares: list[int], sizes: ModelSizes) -> list[int] | None:
+    """Layers for each node in order, near `shares`, or None where nothing fits."""
     n_layers = len(sizes.layers)
-    target = largest_remainder(usable, n_layers)
+    target = largest_remainder(shares, n_layers)
     before = [0, *accumulate(sizes.layers)]
 
     def fits(node: int, start: int, end: int) -> bool:

@@ -59,6 +59,7 @@ def _remove() -> None:
 def start(host: str, folder: Path) -> subprocess.Popen[bytes]:
     command = ["ip", "netns", "exec", host, sys.executable, "-m", "exo.cli.main", "--disable-tui"]
     command += ["--inference-engine", "dummy", "--node-id", host, "--memory", "1GB"]
+    command += ["--partition", "memory"]
     environment = os.environ | {"EXO_HOME": str(folder / host), "DEBUG": "1"}
     with (folder / f"{host}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -140,6 +140,9 @@ class DummyEngine(InferenceEngine):
     def tokenizer_of(self, model_id: str) -> Tokenizer:
         return ByteTokenizer()
 
+    def measure_read_rate(self) -> float:
+        return 1e12  # nothing is read
+
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
         return self._final
 

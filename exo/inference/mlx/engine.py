@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +45,10 @@ logger = logging.getLogger(__name__)
 DENSE_MEMORY_SHARE = 0.5
 """Share of the free memory that float32 copies of a shard's weights may take on a CPU. Larger
 shards keep their packed weights and MLX's own, slower, kernels."""
+
+PROBED_COLUMNS = {True: 1024, False: 16384}
+"""Of the matrix by which the rate is measured, on a CPU and on a GPU: more than caches hold, or
+little enough for a moment."""
 
 KV_STEP = 256
 """Tokens for which mlx-lm's caches take memory at a time."""
@@ -226,6 +231,19 @@ class MLXEngine(InferenceEngine):
                 return np.zeros((0, 0), np.float32)
             return np.concatenate([np.array(rows.astype(mx.float32)) for rows in outputs])
         return _to_numpy(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
+
+    def measure_read_rate(self) -> float:
+        """By products of one row with a packed matrix, which is what decoding consists of."""
+        rows, cols = 16384, PROBED_COLUMNS[self._on_cpu]
+        matrix = mx.quantize(mx.zeros((rows, cols), mx.float16), group_size=64, bits=4)
+        mx.eval(matrix)
+        x = mx.zeros((1, cols), mx.float32 if self._on_cpu else mx.float16)
+        best_s = float("inf")
+        for _ in range(6):
+            begun = time.perf_counter()
+            mx.eval([mx.quantized_matmul(x, *matrix, group_size=64, bits=4) for _ in range(2)])
+            best_s = min(best_s, time.perf_counter() - begun)
+        return 2 * sum(part.nbytes for part in matrix) / best_s
 
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
         parts = [(rows, np.array(final.astype(mx.float32))) for rows, final in self._final]

@@ -17,10 +17,11 @@ from exo.models.description import ModelDescription
 from exo.networking.generated import node_service_pb2 as pb
 from exo.shard import RingMember, RingPlan, Shard
 from exo.topology.capabilities import DeviceCapabilities
+from exo.topology.placement import NodePace
 
 Wanted = TypeVar("Wanted")
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever nodes of two versions could misunderstand each other."""
 
 
@@ -90,12 +91,13 @@ class GenerationEvent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A node's answer to a planner: the model, the bytes a shard of it may take there, and by model
-    the bytes that others hold there."""
+    """A node's answer to a planner: the model, the bytes a shard of it may take there, by model the
+    bytes that others hold there, and how fast the node is."""
 
     description: ModelDescription
     memory_bytes: int
     held_bytes: Mapping[str, int] = field(default_factory=dict)
+    pace: NodePace = field(default_factory=NodePace)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def plan_to_pb(plan: RingPlan) -> pb.Plan:
         ],
         left_out=[pb.Plan.LeftOut(node_id=n, reason=why) for n, why in plan.left_out],
         hash=plan.hash,
+        predicted_step_s=plan.predicted_step_s,
     )
 
 
@@ -162,6 +165,7 @@ def plan_from_pb(message: pb.Plan) -> RingPlan:
             for m in message.members
         ),
         left_out=tuple((left.node_id, left.reason) for left in message.left_out),
+        predicted_step_s=message.predicted_step_s,
     )
     if message.hash != plan.hash:
         raise PlanMismatch(
@@ -256,6 +260,7 @@ def description_to_pb(found: ModelDescription) -> pb.ModelDescription:
         cuts=sorted(found.cuts or ()),
         uncuttable=found.uncuttable,
         context_length=found.context_length,
+        kv_bytes=found.kv_bytes,
     )
 
 
@@ -270,6 +275,7 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
         context_length=message.context_length,
         cuts=frozenset(message.cuts) if message.uncuttable else None,
         uncuttable=message.uncuttable,
+        kv_bytes=message.kv_bytes,
     )
 
 

@@ -31,6 +31,7 @@ from exo.networking.rings.stream import RingStream
 from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, host_of, until_silent
 from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities
+from exo.topology.placement import NodePace
 
 _OWN_LAG_S = 0.5
 
@@ -174,7 +175,9 @@ class PeerHandle:
                 async for event in events:
                     if event.HasField("description"):
                         found = messages.description_from_pb(model_id, event.description)
-                        return Prepared(found, event.memory_bytes, dict(event.held_bytes))
+                        pace = NodePace(event.read_bytes_s, dict(event.round_trips_s))
+                        held = dict(event.held_bytes)
+                        return Prepared(found, event.memory_bytes, held, pace)
                     on_progress(messages.progress_from_pb(event.progress))
         raise PeerUnavailable(f"{self._name} ended the call without describing {model_id}")
 

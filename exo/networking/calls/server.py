@@ -211,6 +211,8 @@ class _Servicer(NodeServiceServicer):
                 description=messages.description_to_pb(prepared.description),
                 memory_bytes=prepared.memory_bytes,
                 held_bytes=prepared.held_bytes,
+                read_bytes_s=prepared.pace.read_bytes_s,
+                round_trips_s=prepared.pace.round_trips_s,
             ),
         ):
             yield event

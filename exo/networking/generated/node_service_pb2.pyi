@@ -355,12 +355,15 @@ class Plan(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    PREDICTED_STEP_S_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     epoch: _builtins.int
     planner_id: _builtins.str
     checkpoint: _builtins.str
     hash: _builtins.str
     """the sender's; the receiver computes its own and refuses another"""
+    predicted_step_s: _builtins.float
+    """what a token of one answer alone is expected to take"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan.Member]: ...
     @_builtins.property
@@ -375,10 +378,11 @@ class Plan(_message.Message):
         members: _abc.Iterable[Global___Plan.Member] | None = ...,
         left_out: _abc.Iterable[Global___Plan.LeftOut] | None = ...,
         hash: _builtins.str = ...,
+        predicted_step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "hash", b"hash", "left_out", b"left_out", "members", b"members", "model_id", b"model_id", "planner_id", b"planner_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "hash", b"hash", "left_out", b"left_out", "members", b"members", "model_id", b"model_id", "planner_id", b"planner_id", "predicted_step_s", b"predicted_step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -555,6 +559,7 @@ class ModelDescription(_message.Message):
     CUTS_FIELD_NUMBER: _builtins.int
     UNCUTTABLE_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     checkpoint: _builtins.str
     first_bytes: _builtins.int
@@ -562,6 +567,8 @@ class ModelDescription(_message.Message):
     uncuttable: _builtins.str
     """why it may not be cut everywhere; empty when it may"""
     context_length: _builtins.int
+    kv_bytes: _builtins.int
+    """of each layer's bytes, those reserved for the KV cache"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -579,10 +586,11 @@ class ModelDescription(_message.Message):
         cuts: _abc.Iterable[_builtins.int] | None = ...,
         uncuttable: _builtins.str = ...,
         context_length: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "first_bytes", b"first_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "uncuttable", b"uncuttable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "uncuttable", b"uncuttable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,12 +620,36 @@ class PrepareEvent(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RoundTripsSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROGRESS_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     HELD_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_S_FIELD_NUMBER: _builtins.int
+    ROUND_TRIPS_S_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """With the description: free memory, and what the engine holds of this model already."""
+    read_bytes_s: _builtins.float
+    """of weights, while it decodes; 0 if it does not know"""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
@@ -626,6 +658,10 @@ class PrepareEvent(_message.Message):
     def held_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """what it holds of other models, by model"""
 
+    @_builtins.property
+    def round_trips_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """to other nodes"""
+
     def __init__(
         self,
         *,
@@ -633,10 +669,12 @@ class PrepareEvent(_message.Message):
         description: Global___ModelDescription | None = ...,
         memory_bytes: _builtins.int = ...,
         held_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        read_bytes_s: _builtins.float = ...,
+        round_trips_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "event", b"event", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "event", b"event", "held_bytes", b"held_bytes", "memory_bytes", b"memory_bytes", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "event", b"event", "held_bytes", b"held_bytes", "memory_bytes", b"memory_bytes", "progress", b"progress", "read_bytes_s", b"read_bytes_s", "round_trips_s", b"round_trips_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "description"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

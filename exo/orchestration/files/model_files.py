@@ -74,6 +74,15 @@ class ModelFiles:
         weights = await self._asked(needed, shard.model_id, on_progress)
         return await self._bring(shard.model_id, on_progress, weights=weights)
 
+    def weights_bytes(self, shard: Shard) -> int:
+        """Of a shard whose model was described: what a token reads; 0 of any other."""
+        if shard.model_id not in self._described:
+            return 0
+        found = self._described[shard.model_id][1]
+        own = found.layer_bytes[shard.start_layer : shard.end_layer]
+        last = found.last_bytes if shard.is_last else 0
+        return sum(own) - found.kv_bytes * len(own) + last
+
     async def _asked(
         self, answer: Awaitable[Result], model_id: str, on_progress: OnProgress
     ) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,9 @@ ONE_WAY_GRACE_S = 3.0
 
 RETRY_S = 0.5
 
+ROUND_TRIPS = 20
+"""Of a peer's heartbeats that are remembered."""
+
 
 @dataclass
 class _Peer:
@@ -43,6 +47,7 @@ class _Peer:
     left: bool = False
     problem: str = ""
     round_trip_ms: float | None = None
+    round_trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
     max_epoch: int = 0
     replaced: list[PeerHandle] = field(default_factory=list)
     double: tuple[str, float] | None = None  # another instance with this id, heard since
@@ -138,6 +143,10 @@ class Membership(DiscoveryListener):
         """Where live peers listen for nodes. For any thread."""
         peers = list(self._peers.values())
         return {p.node_id: p.handle.address for p in peers if p.alive and p.handle is not None}
+
+    def round_trips_s(self) -> dict[str, float]:
+        """To live peers: the shortest of the last ones, since a busy node answers late."""
+        return {p.node_id: min(p.round_trips_s) for p in self._peers.values() if p.round_trips_s}
 
     @property
     def max_epoch(self) -> int:
@@ -260,6 +269,7 @@ class Membership(DiscoveryListener):
         assert peer.identity is not None
         self._on_beat(peer.node_id, beat)
         peer.round_trip_ms = round_trip_s * 1000
+        peer.round_trips_s.append(round_trip_s)
         peer.max_epoch = beat.max_epoch
         capabilities = replace(
             peer.identity.capabilities, memory_available_bytes=beat.memory_available_bytes

@@ -23,6 +23,7 @@ from exo.orchestration.planning.planner import Member, Planner
 from exo.orchestration.planning.published import PublishedPlans
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
+from exo.topology.placement import PartitionRule
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class PlanKeeper:
         places: Places,
         on_change: Callable[[], None],
         beat_s: float,
+        rule: PartitionRule = PartitionRule.MEMORY,
     ) -> None:
         self._node_id = node_id
         self._members = members
@@ -91,7 +93,7 @@ class PlanKeeper:
         self._places = places
         self._beat_s = beat_s
         self.published = PublishedPlans(on_change)
-        self._planner = Planner(node_id, members, lambda: self.published, self._next_epoch)
+        self._planner = Planner(node_id, members, lambda: self.published, self._next_epoch, rule)
         self._said: dict[str, PlansSaid] = {}
         self._doubts: dict[tuple[str, str], float] = {}  # since when
         self._alive: tuple[frozenset[str], float] = (frozenset(), 0.0)  # since when

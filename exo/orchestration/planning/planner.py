@@ -27,11 +27,8 @@ from exo.networking.calls.messages import Prepared
 from exo.orchestration.files.cluster_files import FileHolder
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
-from exo.topology.partitioning import (
-    ModelSizes,
-    Partition,
-    RingMemoryWeightedPartitioningStrategy,
-)
+from exo.topology.partitioning import ModelSizes, Partition
+from exo.topology.placement import PartitionRule, place
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +82,13 @@ class Planner:
         members: Callable[[], Mapping[str, Member]],
         published: Callable[[], Iterable[RingPlan]],
         next_epoch: Callable[[], int],
+        rule: PartitionRule = PartitionRule.MEMORY,
     ) -> None:
         self._node_id = node_id
         self._members = members
         self._published = published
         self._next_epoch = next_epoch
-        self._strategy = RingMemoryWeightedPartitioningStrategy()
+        self._rule = rule
         self._making: dict[str, _Making] = {}
         self._tasks = TaskOwner("planner")
 
@@ -270,9 +268,14 @@ class Planner:
     ) -> tuple[ModelDescription, Partition]:
         """Where the layers go. Nodes that hold other files are noted in `left_out`."""
         found, memory = _one_checkpoint(prepared, left_out)
-        sizes = ModelSizes(found.layer_bytes, found.first_bytes, found.last_bytes, found.cuts)
+        sizes = ModelSizes(
+            found.layer_bytes, found.first_bytes, found.last_bytes, found.cuts, found.kv_bytes
+        )
+        paces = {node_id: one.pace for node_id, one in prepared.items()}
+        current = self._current(found.model_id)
+        serving = current.node_ids if current is not None else ()
         try:
-            return found, self._strategy.partition(found.model_id, memory, sizes)
+            return found, place(self._rule, found.model_id, memory, sizes, paces, serving)
         except ModelTooLarge as error:
             if found.cuts is None:
                 raise
@@ -290,6 +293,7 @@ class Planner:
             found.checkpoint,
             partition.members,
             tuple(sorted((left_out | dict(partition.left_out)).items())),
+            partition.predicted_step_s,
         )
 
     async def _tell(self, members: Mapping[str, Member], what: str, *args: object) -> None:
