@@ -23,14 +23,17 @@ TOLERANCE = 1.15
 """A plan over more nodes may be so much slower than the fastest. More spreads models further, to
 where each answer feels it; less leaves memory of nearly equal machines unused."""
 
-KEEP_TOLERANCE = 1.3
-"""The same for the nodes that serve already: rates are measured, and to move layers has a price."""
+KEEP_TOLERANCE = 2.0
+"""The same for the nodes that serve already: rates are measured, where others compute too, and to
+move layers costs seconds and what is kept of chats."""
 
 STEP_S = 0.0004
 """What a member takes for a step beside reading weights: scheduling, sampling, Python."""
 
 HOP_S = 0.0001
 """What sending hidden states takes beside half a round trip."""
+
+_SLOWER = "answers are faster without it"
 
 _CONSIDERED = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96)
 """Numbers of nodes for which a placement is looked at, and all."""
@@ -69,6 +72,11 @@ def predicted_step_s(
         if following != member.node_id:
             seconds += HOP_S + pace.round_trips_s.get(following, 0.0) / 2
     return seconds
+
+
+def is_slower(reason: str) -> bool:
+    """Whether a node is left out, by this reason, of a plan that it could take part in."""
+    return reason.startswith(_SLOWER)
 
 
 def place(
@@ -155,7 +163,7 @@ def _slower(
     """Why the other nodes are left out."""
     own = {member.node_id for member in chosen.members} | {node for node, _ in chosen.left_out}
     others = [one for one in found if len(one.members) > len(chosen.members)]
-    why = "answers are faster without it"
+    why = _SLOWER
     if others:
         with_more = min(one.predicted_step_s for one in others)
         why += (

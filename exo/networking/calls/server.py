@@ -17,7 +17,7 @@ import grpc.aio
 from exo.download.progress import OnProgress, Progress
 from exo.download.relay import listing_for_peer, relayed
 from exo.download.sharing import Sharing
-from exo.errors import ExoError
+from exo.errors import ExoError, PeerUnavailable
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
     GenerationEvent,
@@ -165,6 +165,8 @@ class _Servicer(NodeServiceServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
         host = _host_of(context.peer())
+        if not host:  # of a connection that has ended there is no address any more
+            await abort(context, PeerUnavailable(f"{request.node_id} is gone again"))
         return await _answer(context, _sync(self._handler.on_hello, request, host))
 
     async def Heartbeats(

@@ -23,7 +23,7 @@ from exo.orchestration.planning.planner import Member, Planner
 from exo.orchestration.planning.published import PublishedPlans
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
-from exo.topology.placement import PartitionRule
+from exo.topology.placement import PartitionRule, is_slower
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ sooner; too few would end plans that were published a moment ago."""
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 """Before a plan that could not be made, or that leaves out a live node, is tried again; doubled
-each time. A node that just came back may not be able to say what it can take yet."""
+each time. A node that just came back may not be able to say what it can take yet. Where all that
+are left out would only slow answers, the longest at once."""
 
 
 class Places(Protocol):
@@ -306,7 +307,9 @@ class PlanKeeper:
             return True
         if plan is not None and alive <= {*plan.node_ids, *dict(plan.left_out)}:
             # It was made with them in view, a moment ago.
-            fitted = _Fitted(alive, plan.hash, 0, self._now + FIRST_REST_S)
+            reasons = (why for node, why in plan.left_out if node in alive)
+            rest_s = LONGEST_REST_S if all(map(is_slower, reasons)) else FIRST_REST_S
+            fitted = _Fitted(alive, plan.hash, 0, self._now + rest_s)
             if last is None or (last.alive, last.plan_hash) != (alive, plan.hash):
                 last = self._fitted[model_id] = fitted
         plan_hash = plan.hash if plan is not None else ""

@@ -85,9 +85,9 @@ def test_what_serves_stays_while_it_is_not_much_slower() -> None:
         return nodes_of(place(PartitionRule.AUTO, "m", memory, LARGE, found, serving))
 
     assert with_hops(0.0005, ("a",)) == ["a", "b"]  # more memory for nothing
-    assert with_hops(0.035, ()) == ["a"]
-    assert with_hops(0.035, ("a", "b")) == ["a", "b"]  # 1.2 times, and here already
-    assert with_hops(0.1, ("a", "b")) == ["a"]
+    assert with_hops(0.1, ()) == ["a"]
+    assert with_hops(0.1, ("a", "b")) == ["a", "b"]  # 1.7 times, and here already
+    assert with_hops(0.3, ("a", "b")) == ["a"]
 
 
 def test_without_rates_every_node_has_layers() -> None:
