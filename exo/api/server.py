@@ -120,11 +120,29 @@ def _listener(host: str, port: int) -> socket.socket:
     raise last
 
 
+PAGE_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types dompurify",
+    ]
+)
+"""Nothing a model says can run, load or send anything, even if the page were wrong about it."""
+
+
 def _add_tinychat(app: web.Application) -> None:
     folder = tinychat_folder()
 
     async def index(http: web.Request) -> web.FileResponse:
-        return web.FileResponse(folder / "index.html", headers={"Cache-Control": "no-cache"})
+        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": PAGE_POLICY}
+        return web.FileResponse(folder / "index.html", headers=headers)
 
     app.router.add_get("/", index)
     app.router.add_static("/tinychat/", folder)

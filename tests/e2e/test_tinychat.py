@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +26,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+EXPECTED = re.compile("status of 400|requires 'TrustedHTML'")
+"""What the browser says of what a test does on purpose."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -50,7 +55,7 @@ async def page(c: Cluster) -> AsyncIterator[Page]:
             # A refused request is logged by the browser itself; the page shows it.
             lambda m: (
                 complaints.append(m.text)
-                if m.type == "error" and "status of 400" not in m.text
+                if m.type == "error" and not EXPECTED.search(m.text)
                 else None
             ),
         )
@@ -66,15 +71,20 @@ async def ask(page: Page, text: str) -> None:
     await page.press("#input", "Enter")
 
 
+async def said(page: Page, characters: int = 20) -> None:
+    """Wait until the newest answer has as many. (The page's policy forbids what Playwright's own
+    wait for a function does.)"""
+    enough = re.compile(f".{{{characters}}}", re.DOTALL)
+    await expect(page.locator(".assistant .body").last).to_have_text(enough, timeout=10_000)
+
+
 async def test_it_shows_the_cluster_and_streams_an_answer(page: Page) -> None:
     await expect(page.locator("#cluster")).to_contain_text("2 nodes")
     await expect(page.locator("#cluster")).to_contain_text("dummy ready")
     await ask(page, "hello")
-    await expect(page.locator(".user")).to_have_text("hello")
+    await expect(page.locator(".user .body")).to_have_text("hello")
     await expect(page.locator("#stop")).to_be_visible()
-    await page.wait_for_function(
-        "document.querySelector('.assistant')?.textContent.length > 20", timeout=10_000
-    )
+    await said(page)
     await page.click("#stop")
     await expect(page.locator("#send")).to_be_visible()
     await expect(page.locator(".assistant")).to_contain_text("stopped")
@@ -93,13 +103,11 @@ async def test_a_stop_frees_the_sequence(page: Page, c: Cluster) -> None:
 
 async def test_the_conversation_is_kept_and_can_be_begun_anew(page: Page) -> None:
     await ask(page, "first")
-    await page.wait_for_function(
-        "document.querySelector('.assistant')?.textContent.length > 20", timeout=10_000
-    )
+    await said(page)
     await page.click("#stop")
     await expect(page.locator("#send")).to_be_visible()
     await page.reload()
-    await expect(page.locator(".user")).to_have_text("first")
+    await expect(page.locator(".user .body")).to_have_text("first")
     await expect(page.locator(".assistant")).to_have_count(1)
     await page.click("#clear")
     await expect(page.locator(".message")).to_have_count(0)
@@ -108,15 +116,223 @@ async def test_the_conversation_is_kept_and_can_be_begun_anew(page: Page) -> Non
 
 async def test_markup_in_a_message_is_text(page: Page) -> None:
     await ask(page, "<img src=x onerror=alert(1)>")
-    await expect(page.locator(".user")).to_have_text("<img src=x onerror=alert(1)>")
+    await expect(page.locator(".user .body")).to_have_text("<img src=x onerror=alert(1)>")
     await expect(page.locator(".user img")).to_have_count(0)
     await page.click("#stop")
     await expect(page.locator("#send")).to_be_visible()
 
 
+async def answered(page: Page, text: str = "") -> None:
+    """Ask, if there is a text, and wait until an answer was stopped after some of it."""
+    if text:
+        await ask(page, text)
+    await said(page)
+    await page.click("#stop")
+    await expect(page.locator("#send")).to_be_visible()
+
+
+async def test_questions_are_edited_and_answers_asked_for_again(page: Page) -> None:
+    await answered(page, "first")
+    await page.click(".assistant button:has-text('Again')")
+    await answered(page)
+    await expect(page.locator(".assistant footer")).to_contain_text("2/2")
+    await page.click("[aria-label='earlier branch']")
+    await expect(page.locator(".assistant footer")).to_contain_text("1/2")
+    await page.click(".user button:has-text('Edit')")
+    await expect(page.locator("#input")).to_have_value("first")
+    await page.fill("#input", "second")
+    await page.press("#input", "Enter")
+    await answered(page)
+    await expect(page.locator(".user .body")).to_have_text("second")
+    await page.click(".user [aria-label='earlier branch']")
+    await expect(page.locator(".user .body")).to_have_text("first")
+    await page.click(".assistant button:has-text('Go on')")
+    await answered(page)
+    await expect(page.locator(".message")).to_have_count(2)
+
+
+async def test_conversations_are_listed_found_named_and_deleted(page: Page) -> None:
+    for text in ("about apples", "about pears"):
+        await page.click("#clear")
+        await answered(page, text)
+    titles = page.locator("#list .title")
+    await expect(titles).to_have_text(["about pears", "about apples"])
+    await page.fill("#search", "apple")
+    await expect(titles).to_have_text(["about apples"])
+    await page.click("#list .title")
+    await expect(page.locator(".user .body")).to_have_text("about apples")
+    await page.reload()  # a link to the conversation
+    await expect(page.locator(".user .body")).to_have_text("about apples")
+    page.on("dialog", lambda dialog: dialog.accept("fruit"))
+    await page.hover("#list li")
+    await page.click("#list li:has-text('about apples') [title=rename]")
+    await expect(titles).to_have_text(["about pears", "fruit"])
+    await page.click("#list li:has-text('fruit') [title=delete]")
+    await expect(titles).to_have_text(["about pears"])
+    await expect(page.locator(".message")).to_have_count(0)
+
+
+async def test_a_reload_in_the_middle_of_an_answer_keeps_what_came(page: Page) -> None:
+    await ask(page, "hello")
+    await said(page, 150)
+    await page.reload()
+    await expect(page.locator(".assistant .body")).to_contain_text("interrupted")
+    assert len(await page.locator(".assistant .body").inner_text()) > 50
+
+
+NASTY = """
+# A *title*
+
+| a | b |
+|---|--:|
+| 1 | `x < y` |
+
+1. one
+2. two
+
+```python
+def f(x): return "<b>" # no
+```
+
+<img src=x onerror="window.hurt=1"> <script>window.hurt=2</script>
+[good](https://example.org) [bad](javascript:window.hurt=3) ![pixel](https://evil.example/x.png)
+<svg onload=window.hurt=4> <a href="data:text/html,<script>window.hurt=5</script>">d</a>
+<style>body{display:none}</style> <iframe srcdoc="<script>parent.hurt=6</script>"></iframe>
+[x](data:text/html;base64,PHNjcmlwdD4=) <form action=//evil.example><input name=q></form>
+"""
+
+
+def exported(*answers: str) -> bytes:
+    """A file as the page exports it."""
+    conversations = []
+    for number, text in enumerate(answers):
+        messages = {
+            "m0": {"id": "m0", "parent": None, "role": "user", "content": "?"},
+            "m1": {"id": "m1", "parent": "m0", "role": "assistant", "content": text},
+        }
+        conversations.append(
+            {"id": f"c{number}", "title": f"t{number}", "updated": number, "head": "m1"}
+            | {"settings": {}, "messages": messages}
+        )
+    whole = {"format": "tinychat-conversations-1", "conversations": conversations}
+    return json.dumps(whole).encode()
+
+
+async def read_in(page: Page, data: bytes) -> None:
+    file = {"name": "chats.json", "mimeType": "application/json", "buffer": data}
+    await page.set_input_files("#import", files=[file])  # type: ignore[list-item]
+
+
+async def test_markdown_is_drawn_and_nothing_in_it_runs(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await read_in(page, exported(NASTY))
+    await expect(page.locator("#said")).to_have_text("1 conversations were read")
+    await page.click("#list .title")
+    body = page.locator(".assistant .body")
+    await expect(body.locator("h1")).to_have_text("A title")
+    await expect(body.locator("td").nth(1)).to_have_text("x < y")
+    await expect(body.locator("ol li")).to_have_text(["one", "two"])
+    await expect(body.locator("pre .hljs-keyword").first).to_have_text("def")
+    await expect(body.locator("a[href='https://example.org']")).to_have_attribute(
+        "rel", "noopener noreferrer nofollow"
+    )
+    for tag in ("img", "script", "svg", "style", "iframe", "form", "a[href^=javascript]"):
+        await expect(body.locator(tag)).to_have_count(0)
+    await expect(body.locator("a[href^=data]")).to_have_count(0)
+    assert await page.evaluate("window.hurt") is None
+    assert not [url for url in asked if "evil" in url]
+
+
+async def test_hundreds_of_attacks_do_nothing(page: Page) -> None:
+    places = ["{}", "```html\n{}\n```", "| {} |\n|---|", "[{}]({})", "# {}", "`{}`", "> {}"]
+    handlers = ["onerror", "onload", "onclick", "onfocus autofocus", "onmouseover", "ontoggle open"]
+    tags = ["img src=x", "svg", "body", "input", "details", "video", "a href=x", "math", "object"]
+    attacks = [f"<{tag} {on}=window.hurt=1>" for tag in tags for on in handlers]
+    attacks += ["javascript:window.hurt=1", "jav&#x09;ascript:window.hurt=1"]
+    text = "\n\n".join(place.replace("{}", one) for one in attacks for place in places)
+    assert len(attacks) * len(places) > 300
+    await read_in(page, exported(text))
+    await page.click("#list .title")
+    await expect(page.locator(".assistant .body")).to_contain_text("window.hurt")
+    # Everything that looks like something to press is pressed.
+    links = "[...document.querySelectorAll('.assistant .body a[href]')].map((a) => a.protocol)"
+    assert set(await page.evaluate(links)) <= {"http:", "https:", "mailto:"}
+    handled = "[...document.querySelectorAll('.assistant .body *')].filter((e) => "
+    handled += "[...e.attributes].some((a) => a.name.startsWith('on'))).length"
+    assert await page.evaluate(handled) == 0
+    assert await page.evaluate("window.hurt") is None
+
+
+async def test_the_policy_lets_nothing_else_run(page: Page) -> None:
+    ran = await page.evaluate(
+        "() => { try { document.body.innerHTML = '<p>'; return true } catch { return false } }"
+    )
+    assert ran is False
+    answer = await page.request.get(page.url.partition("#")[0])
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy and "script-src 'self'" in policy
+
+
+async def test_a_damaged_file_changes_nothing(page: Page) -> None:
+    for data, text in {
+        b"not json": "not JSON",
+        b"[]": "not of the format",
+        exported("x").replace(b'"parent": "m0"', b'"parent": "m9"'): "damaged message m1",
+    }.items():
+        await read_in(page, data)
+        await expect(page.locator("#said.error")).to_contain_text(text)
+    await expect(page.locator("#list li")).to_have_count(0)
+
+
+async def test_the_ring_is_drawn(page: Page) -> None:
+    await page.click("#cluster")
+    await expect(page.locator("#picture svg .arc")).to_have_count(2)
+    await expect(page.locator("#picture .machine")).to_have_count(2)
+    await expect(page.locator("#picture")).to_contain_text("layers 0 to")
+    await page.click("#cluster")
+    await expect(page.locator("#picture")).to_be_hidden()
+
+
+async def test_a_conversation_has_its_own_settings(page: Page) -> None:
+    await page.click("#settings")
+    await page.fill("[name=system]", "Be brief.")
+    await page.fill("[name=max_tokens]", "5")
+    await page.click("dialog .main")
+    async with page.expect_request("**/v1/chat/completions") as sent:
+        await ask(page, "hello")
+    body = (await sent.value).post_data_json
+    assert body["max_tokens"] == 5 and "temperature" not in body
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    await expect(page.locator(".stats")).to_contain_text("5 tokens")
+    await page.click("#settings")
+    await page.click("#reset")
+    await page.click("dialog .main")
+    await page.click("#settings")
+    await expect(page.locator("[name=system]")).to_have_value("")
+
+
+async def test_text_files_are_attached(page: Page) -> None:
+    file = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"one\ntwo\n"}
+    await page.set_input_files("#files", files=[file])  # type: ignore[list-item]
+    await expect(page.locator("#input")).to_have_value("notes.txt:\n```\none\ntwo\n```\n")
+    file = {"name": "x.bin", "mimeType": "text/plain", "buffer": b"\0\1"}
+    await page.set_input_files("#files", files=[file])  # type: ignore[list-item]
+    await expect(page.locator("#said.error")).to_contain_text("x.bin is no text")
+
+
+async def test_a_phone_has_the_list_behind_a_button(page: Page) -> None:
+    await page.set_viewport_size({"width": 390, "height": 800})
+    await expect(page.locator("#list")).not_to_be_in_viewport()
+    await page.click("#menu")
+    await expect(page.locator("#search")).to_be_in_viewport()
+    wide = "document.documentElement.scrollWidth"
+    assert await page.evaluate(wide) <= 390
+
+
 async def test_an_error_is_shown_as_one(page: Page, c: Cluster) -> None:
     await ask(page, "x" * 5000)
-    await expect(page.locator(".error")).to_contain_text("the context of dummy is 4096")
+    await expect(page.locator("#messages .error")).to_contain_text("the context of dummy is 4096")
 
 
 async def test_a_first_chat_shows_a_bar_for_each_node(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+// One answer: streamed into a message's place on the page, and into its conversation.
+
+import { chat } from "./api.js";
+import { megabytes } from "./cluster.js";
+import { make, note } from "./dom.js";
+import { Growing } from "./markdown.js";
+
+// What each node does for a model while its first answer waits: a bar for each.
+function watchNodes(model, into) {
+  const nodes = new Map();
+  const source = new EventSource("/v1/events");
+  source.addEventListener("progress", ({ data }) => {
+    const event = JSON.parse(data);
+    if (event.model !== model) return;
+    nodes.set(event.node_id, event);
+    into.replaceChildren(...[...nodes.values()].map(nodeBar));
+  });
+  return source;
+}
+
+function nodeBar({ node_id, phase, done, total, speed, eta_s, warning }) {
+  const bar = make("progress");
+  const facts = [
+    `${node_id}: ${phase}`,
+    total ? `${megabytes(done)} of ${megabytes(total)}` : "",
+    speed ? `${megabytes(speed)}/s` : "",
+    eta_s ? `${Math.ceil(eta_s)} s left` : "",
+    warning ?? "",
+  ];
+  if (total || phase === "ready") {
+    bar.max = total || 1;
+    bar.value = phase === "ready" ? bar.max : done;
+  }
+  return make("label", { className: "node" }, note(facts.filter(Boolean).join(" · ")), bar);
+}
+
+export function folded(thoughts) {
+  const inside = make("p", { textContent: thoughts });
+  return make("details", { className: "thoughts" }, make("summary", { textContent: "Thinking" }), inside);
+}
+
+function measured(began, first, usage) {
+  const now = performance.now();
+  const tokens = usage?.completion_tokens ?? 0;
+  return {
+    tokens,
+    prompt: usage?.prompt_tokens ?? 0,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+    first_s: (first - began) / 1000,
+    rate: tokens > 1 ? (1000 * (tokens - 1)) / (now - first) : 0,
+  };
+}
+
+export function inWords({ tokens, prompt, cached, first_s, rate }) {
+  const facts = [
+    tokens ? `${tokens} tokens` : "",
+    rate ? `${rate.toFixed(rate < 10 ? 1 : 0)} tok/s` : "",
+    first_s ? `first after ${first_s.toFixed(2)} s` : "",
+    cached ? `${cached} of ${prompt} prompt tokens were cached` : "",
+  ];
+  return facts.filter(Boolean).join(" · ");
+}
+
+// Streams the answer to `body`, a request, into `message` and its `place` on the page: {body,
+// follow} are an element and what keeps it in view; `onPart` is called as it grows. What was said
+// before a stop or an error stays.
+export async function stream(body, message, place, signal, onPart) {
+  const began = performance.now();
+  const bars = make("div");
+  const growing = new Growing(place.body, place.follow);
+  let watch = null; // EventSource, while the answer waits
+  let thoughts = null;
+  let first = 0;
+  let usage = null;
+  place.body.replaceChildren(note("…"));
+  try {
+    for await (const event of chat(body, signal)) {
+      if (event.waiting) {
+        if (!message.content) place.body.replaceChildren(note(event.waiting), bars);
+        watch ??= watchNodes(body.model, bars);
+        continue;
+      }
+      watch?.close();
+      usage = event.usage ?? usage;
+      const { content, reasoning_content: thought } = event.choices[0]?.delta ?? {};
+      if ((content || thought) && !first) first = performance.now();
+      if (thought) {
+        message.thoughts = (message.thoughts ?? "") + thought;
+        if (!thoughts) {
+          thoughts = folded("");
+          place.body.before(thoughts);
+          place.body.replaceChildren();
+        }
+        thoughts.lastChild.textContent += thought;
+      }
+      if (content) {
+        message.content += content;
+        growing.show(message.content);
+        onPart();
+      }
+    }
+    delete message.stopped;
+    message.stats = measured(began, first, usage);
+    growing.finish(message.content);
+  } catch (error) {
+    if (message.content) growing.finish(message.content);
+    else place.body.replaceChildren();
+    message.stopped = error.name === "AbortError" ? "stopped" : error.message;
+    place.body.append(note(` ${message.stopped}`, error.name === "AbortError" ? "" : "error"));
+  } finally {
+    watch?.close();
+  }
+}

@@ -1,0 +1,29 @@
+// Small helpers for making elements. Text is always text: nothing here parses HTML.
+
+export const element = (id) => document.getElementById(id);
+
+export function make(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("aria-") || key === "role") made.setAttribute(key, value);
+    else made[key] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+export function note(text, kind = "") {
+  return make("span", { className: `note ${kind}`, textContent: text });
+}
+
+export function button(label, onClick, properties = {}) {
+  const made = make("button", { type: "button", textContent: label, ...properties });
+  made.addEventListener("click", onClick);
+  return made;
+}
+
+export function download(name, text, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

@@ -1,0 +1,280 @@
+// The page: which conversation is shown, and what people do.
+
+import { stream } from "./answer.js";
+import { getJson } from "./api.js";
+import { ClusterView } from "./cluster.js";
+import * as kept from "./conversations.js";
+import { button, download, element, make } from "./dom.js";
+import { asRequest, Settings } from "./settings.js";
+import { Transcript } from "./transcript.js";
+
+const MODEL = "tinychat.model";
+const SAVE_MS = 500;
+const LARGEST_FILE = 512 * 1024;
+
+const page = Object.fromEntries(
+  "model cluster picture nodes messages welcome composer input send stop clear list search settings export import attach files aside menu said"
+    .split(" ")
+    .map((id) => [id, element(id)]),
+);
+
+let conversation = kept.begun();
+let conversations = [];
+let streaming = null; // AbortController of the answer under way
+let editing = null; // the message whose new branch is written
+
+// For everybody, and read out: what went wrong, or that an answer is there.
+function say(text, kind = "") {
+  page.said.textContent = text;
+  page.said.className = kind;
+}
+
+// ---- conversations -------------------------------------------------------------------------
+
+async function listConversations() {
+  conversations = await kept.all();
+  drawList();
+}
+
+function drawList() {
+  const found = kept.matching(conversations, page.search.value);
+  page.list.replaceChildren(...found.map(entry));
+}
+
+function entry(each) {
+  const open = button(each.title || "New chat", () => turnTo(each), { className: "title" });
+  if (each.id === conversation.id) open.setAttribute("aria-current", "true");
+  const rename = async () => {
+    const title = window.prompt("Name of this conversation:", each.title)?.trim();
+    if (title) await keep({ ...each, title });
+  };
+  const remove = async () => {
+    if (!window.confirm(`Delete "${each.title}"?`)) return;
+    await kept.remove(each.id);
+    if (each.id === conversation.id) begin();
+    await listConversations();
+  };
+  const asText = () => download(`${each.title || "chat"}.md`, kept.asMarkdown(each), "text/markdown");
+  const acts = make("span", { className: "acts" });
+  acts.append(
+    button("✎", rename, { "aria-label": `rename ${each.title}`, title: "rename" }),
+    button("⤓", asText, { "aria-label": `save ${each.title} as Markdown`, title: "save as Markdown" }),
+    button("×", remove, { "aria-label": `delete ${each.title}`, title: "delete" }),
+  );
+  return make("li", {}, open, acts);
+}
+
+// Saves a conversation, the shown one if it is that.
+async function keep(each = conversation) {
+  if (each.id === conversation.id && each !== conversation) conversation.title = each.title;
+  await kept.save(each);
+  await listConversations();
+}
+
+function turnTo(each) {
+  streaming?.abort();
+  editing = null;
+  conversation = each;
+  transcript.show(conversation);
+  drawList();
+  document.body.classList.remove("menu");
+  location.hash = each.id;
+}
+
+function begin() {
+  turnTo(kept.begun());
+  history.replaceState(null, "", location.pathname);
+  page.input.focus();
+}
+
+// ---- asking --------------------------------------------------------------------------------
+
+const transcript = new Transcript(page.messages, page.welcome, {
+  turnTo(message) {
+    if (streaming) return;
+    kept.show(conversation, message);
+    transcript.show(conversation);
+    keep();
+  },
+  edit(message) {
+    if (streaming) return;
+    editing = message;
+    page.input.value = message.content;
+    fit();
+    page.input.focus();
+  },
+  again(message) {
+    if (streaming) return;
+    conversation.head = message.parent;
+    transcript.show(conversation);
+    answer(kept.add(conversation, message.parent, "assistant", ""));
+  },
+  goOn(message) {
+    if (streaming) return;
+    transcript.show(conversation);
+    answer(message, true);
+  },
+});
+
+function request(message, goesOn) {
+  const messages = kept.path(conversation).filter((each) => goesOn || each !== message);
+  const said = messages.map(({ role, content }) => ({ role, content }));
+  const body = { model: page.model.value, ...asRequest(conversation, said) };
+  return goesOn ? { ...body, continue_final_message: true, add_generation_prompt: false } : body;
+}
+
+async function answer(message, goesOn = false) {
+  const shown = conversation;
+  const drawn = [...page.messages.querySelectorAll(".message")].at(-1);
+  if (goesOn) drawn.remove();
+  const place = transcript.add(shown, message);
+  streaming = new AbortController();
+  setBusy(true);
+  let saved = performance.now();
+  const onPart = () => {
+    if (performance.now() - saved < SAVE_MS) return;
+    saved = performance.now();
+    message.stopped = "interrupted"; // until it is whole
+    kept.save(shown);
+  };
+  await stream(request(message, goesOn), message, place, streaming.signal, onPart);
+  streaming = null;
+  setBusy(false);
+  shown.updated = Date.now();
+  const failed = message.stopped && message.stopped !== "stopped" ? message.stopped : "";
+  say(failed || "the answer is there", failed ? "error" : "");
+  if (!message.content && !message.thoughts) {
+    // Nothing was said: the question can be asked again.
+    delete shown.messages[message.id];
+    shown.head = message.parent;
+  } else if (shown === conversation) {
+    const notes = place.body.querySelectorAll(":scope > .note");
+    place.element.remove();
+    const again = transcript.add(shown, message);
+    again.body.querySelector(":scope > .note")?.remove();
+    again.body.append(...notes);
+  }
+  await keep(shown);
+}
+
+function setBusy(busy) {
+  page.send.hidden = busy;
+  page.stop.hidden = !busy;
+  page.messages.setAttribute("aria-busy", String(busy));
+  if (!busy) page.input.focus();
+}
+
+page.composer.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const content = page.input.value.trim();
+  if (!content || streaming) return;
+  page.input.value = "";
+  fit();
+  const parent = editing ? editing.parent : conversation.head;
+  const wasEdited = editing !== null;
+  editing = null;
+  const question = kept.add(conversation, parent, "user", content);
+  if (wasEdited) transcript.show(conversation);
+  else transcript.add(conversation, question);
+  location.hash = conversation.id;
+  answer(kept.add(conversation, question.id, "assistant", ""));
+});
+
+page.input.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    page.composer.requestSubmit();
+  } else if (event.key === "Escape" && editing) {
+    editing = null;
+    page.input.value = "";
+    fit();
+  } else if (event.key === "ArrowUp" && !page.input.value && !streaming) {
+    const last = kept.path(conversation).findLast(({ role }) => role === "user");
+    if (last) {
+      editing = last;
+      page.input.value = last.content;
+      fit();
+      event.preventDefault();
+    }
+  }
+});
+
+function fit() {
+  page.input.style.height = "auto";
+  page.input.style.height = page.input.value ? `${page.input.scrollHeight + 2}px` : "";
+}
+
+page.input.addEventListener("input", fit);
+page.stop.addEventListener("click", () => streaming?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && streaming) streaming.abort();
+});
+page.clear.addEventListener("click", begin);
+
+// ---- files ---------------------------------------------------------------------------------
+
+async function attach(files) {
+  for (const file of files) {
+    const text = file.size <= LARGEST_FILE ? await file.text() : "\0";
+    if (text.includes("\0")) {
+      say(`${file.name} is no text of at most ${LARGEST_FILE / 1024} KB`, "error");
+      continue;
+    }
+    const fence = text.includes("```") ? "~~~~" : "```";
+    page.input.value += `${page.input.value ? "\n\n" : ""}${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+  }
+  fit();
+  page.input.focus();
+}
+
+page.attach.addEventListener("click", () => page.files.click());
+page.files.addEventListener("change", () => attach(page.files.files).then(() => (page.files.value = "")));
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  attach(event.dataTransfer.files);
+});
+
+page.export.addEventListener("click", async () => {
+  download("tinychat.json", await kept.exported(), "application/json");
+});
+page.import.addEventListener("change", async () => {
+  try {
+    const count = await kept.imported(await page.import.files[0].text());
+    say(`${count} conversations were read`);
+    await listConversations();
+  } catch (error) {
+    say(error.message, "error");
+  } finally {
+    page.import.value = "";
+  }
+});
+
+// ---- around it -----------------------------------------------------------------------------
+
+async function listModels(nodes) {
+  const { data } = await getJson("/v1/models");
+  const chosen = page.model.value || localStorage.getItem(MODEL);
+  page.model.replaceChildren(...data.map(({ id, name }) => new Option(name, id)));
+  if (data.some(({ id }) => id === chosen)) page.model.value = chosen;
+  const chips = nodes.map((n) => n.capabilities?.chip ?? n.node_id);
+  page.nodes.textContent = chips.join(" · ");
+}
+
+page.model.addEventListener("change", () => localStorage.setItem(MODEL, page.model.value));
+page.search.addEventListener("input", drawList);
+page.cluster.addEventListener("click", () => {
+  page.picture.hidden = !page.picture.hidden;
+  page.cluster.setAttribute("aria-expanded", String(!page.picture.hidden));
+});
+page.menu.addEventListener("click", () => document.body.classList.toggle("menu"));
+const settings = new Settings(element("how"));
+page.settings.addEventListener("click", async () => {
+  if ((await settings.edit(conversation)) && conversation.head) await keep();
+});
+
+await kept.adoptEarlier();
+await listConversations();
+const linked = conversations.find(({ id }) => `#${id}` === location.hash);
+if (linked) turnTo(linked);
+new ClusterView(page.cluster, page.picture, listModels).watch();

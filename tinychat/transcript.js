@@ -1,0 +1,94 @@
+// A conversation on the page: its messages, and what can be done with each.
+
+import { folded, inWords } from "./answer.js";
+import { path, siblings } from "./conversations.js";
+import { button, make, note } from "./dom.js";
+import { render } from "./markdown.js";
+
+export class Transcript {
+  #scroller;
+  #welcome;
+  #acts;
+
+  // `acts`: {edit, again, goOn, turnTo}, each called with a message.
+  constructor(scroller, welcome, acts) {
+    [this.#scroller, this.#welcome, this.#acts] = [scroller, welcome, acts];
+  }
+
+  show(conversation) {
+    for (const old of this.#scroller.querySelectorAll(".message")) old.remove();
+    const messages = path(conversation);
+    this.#welcome.hidden = messages.length > 0;
+    for (const message of messages) this.add(conversation, message);
+    this.#scroller.scrollTop = this.#scroller.scrollHeight;
+  }
+
+  // Draws a message at the end; where its text goes, and what keeps that in view.
+  add(conversation, message) {
+    this.#welcome.hidden = true;
+    const body = make("div", { className: "body" });
+    const drawn = make("article", { className: `message ${message.role}` }, body);
+    if (message.role === "user") body.textContent = message.content;
+    else {
+      if (message.thoughts) drawn.prepend(folded(message.thoughts));
+      render(body, message.content);
+      if (message.stopped) body.append(note(` ${message.stopped}`));
+    }
+    drawn.append(this.#foot(conversation, message));
+    const wasDown = this.#isDown();
+    this.#scroller.append(drawn);
+    if (wasDown || message.role === "user") this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    return { element: drawn, body, follow: this.#follower() };
+  }
+
+  #isDown() {
+    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
+    return scrollHeight - scrollTop - clientHeight < 80;
+  }
+
+  // Follows what grows until somebody scrolls away from it, and again once they are back.
+  #follower() {
+    let following = true;
+    let height = this.#scroller.scrollHeight;
+    return () => {
+      const { scrollTop, clientHeight } = this.#scroller;
+      following = height - scrollTop - clientHeight < 80;
+      height = this.#scroller.scrollHeight;
+      if (following) this.#scroller.scrollTop = height;
+    };
+  }
+
+  #foot(conversation, message) {
+    const foot = make("footer", {});
+    const same = siblings(conversation, message);
+    if (same.length > 1) {
+      const at = same.indexOf(message);
+      const turn = (by, label, text) =>
+        button(text, () => this.#acts.turnTo(same[at + by]), {
+          "aria-label": label,
+          disabled: !same[at + by],
+        });
+      foot.append(
+        turn(-1, "earlier branch", "‹"),
+        make("span", { textContent: `${at + 1}/${same.length}` }),
+        turn(1, "later branch", "›"),
+      );
+    }
+    if (message.role === "user") {
+      foot.append(button("Edit", () => this.#acts.edit(message)));
+    } else {
+      const copied = async () => {
+        await navigator.clipboard.writeText(message.content);
+        copy.textContent = "Copied";
+        setTimeout(() => (copy.textContent = "Copy"), 1500);
+      };
+      const copy = button("Copy", copied);
+      foot.append(copy, button("Again", () => this.#acts.again(message), { title: "another answer" }));
+      if (message.stopped && message.content) {
+        foot.append(button("Go on", () => this.#acts.goOn(message)));
+      }
+      if (message.stats) foot.append(make("span", { className: "stats", textContent: inWords(message.stats) }));
+    }
+    return foot;
+  }
+}
