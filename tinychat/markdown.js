@@ -12,7 +12,6 @@ const TAGS = "p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 h5 
 const ALLOWED = {
   ALLOWED_TAGS: TAGS,
   ALLOWED_ATTR: ["href", "start", "align", "class", "type", "checked", "disabled"],
-  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   RETURN_DOM_FRAGMENT: true,
 };
 
@@ -31,6 +30,7 @@ const marked = new Marked({
 function fragment(text) {
   const made = DOMPurify.sanitize(marked.parse(text), ALLOWED);
   for (const link of made.querySelectorAll("a")) {
+    if (!/^(https?|mailto):/i.test(link.getAttribute("href"))) link.removeAttribute("href");
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }

@@ -187,8 +187,8 @@ NASTY = """
 |---|--:|
 | 1 | `x < y` |
 
-1. one
-2. two
+3. one
+4. two
 
 ```python
 def f(x): return "<b>" # no
@@ -232,6 +232,8 @@ async def test_markdown_is_drawn_and_nothing_in_it_runs(page: Page) -> None:
     body = page.locator(".assistant .body")
     await expect(body.locator("h1")).to_have_text("A title")
     await expect(body.locator("td").nth(1)).to_have_text("x < y")
+    await expect(body.locator("td").nth(1)).to_have_attribute("align", "right")
+    await expect(body.locator("ol")).to_have_attribute("start", "3")
     await expect(body.locator("ol li")).to_have_text(["one", "two"])
     await expect(body.locator("pre .hljs-keyword").first).to_have_text("def")
     await expect(body.locator("a[href='https://example.org']")).to_have_attribute(
