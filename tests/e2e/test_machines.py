@@ -72,7 +72,7 @@ def test_a_home_that_is_read_only_reads(home: Path) -> None:
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     done = exo(tmp_path, ASK, f"mount -t tmpfs -o size=50m none '{tmp_path}';")
     assert done.returncode == 1
-    assert "needs 0.4 GB of disk while it comes" in done.stderr and "EXO_HOME" in done.stderr
+    assert "needs 0.3 GB of disk while it comes" in done.stderr and "EXO_HOME" in done.stderr
 
 
 def test_no_network_and_no_model_says_so(tmp_path: Path) -> None:

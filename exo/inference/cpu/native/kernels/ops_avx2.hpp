@@ -18,7 +18,7 @@ struct Ops {
     __m256 v[2];
   };
 
-  static constexpr int kMaxRows = 4;
+  static constexpr int kMaxRows = most_rows(4);
 
   static EXO_INLINE Bytes load(const uint8_t* p) {
     const auto* at = reinterpret_cast<const __m256i*>(p);

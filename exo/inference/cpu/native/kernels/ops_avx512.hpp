@@ -12,7 +12,7 @@ struct Ops {
   using Int = __m512i;
   using Float = __m512;
 
-  static constexpr int kMaxRows = 8;
+  static constexpr int kMaxRows = most_rows(8);
 
   static EXO_INLINE Bytes load(const uint8_t* p) { return _mm512_load_si512(p); }
   static EXO_INLINE void store_bytes(uint8_t* p, Bytes v) { _mm512_store_si512(p, v); }

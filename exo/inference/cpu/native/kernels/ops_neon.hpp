@@ -19,7 +19,7 @@ struct Ops {
     float32x4_t v[4];
   };
 
-  static constexpr int kMaxRows = 4;
+  static constexpr int kMaxRows = most_rows(4);
 
   static EXO_INLINE Bytes load(const uint8_t* p) {
     return {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};

@@ -23,7 +23,7 @@ struct Ops {
     float v[16];
   };
 
-  static constexpr int kMaxRows = 4;
+  static constexpr int kMaxRows = most_rows(4);
 
   template <typename T>
   static EXO_INLINE T read(const void* p) {

@@ -16,7 +16,12 @@
 
 #include "../kernels.hpp"
 
+// With sanitizers, inlined arrays of 16 take a compiler minutes.
+#ifdef EXO_FEW_ROWS
+#define EXO_INLINE inline
+#else
 #define EXO_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace exo::EXO_ISA {
 
@@ -27,6 +32,16 @@ inline constexpr int W = 8;
 #else
 inline constexpr int W = 4;
 #endif
+
+// Rows of activations in the largest tile, of the `wanted` that registers allow. Builds with
+// sanitizers take two: every path is there, and not every size of tile for minutes of compiling.
+constexpr int most_rows(int wanted) {
+#ifdef EXO_FEW_ROWS
+  return wanted < 2 ? wanted : 2;
+#else
+  return wanted;
+#endif
+}
 
 typedef float VecF __attribute__((vector_size(W * 4)));
 typedef int32_t VecI __attribute__((vector_size(W * 4)));
