@@ -13,6 +13,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import zoo
+from mlx_lm.utils import load_model
+
+from exo.inference.mlx.absent import classes_given
+from exo.inference.mlx.gguf_weights import GGUFWeights
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -143,3 +147,13 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def plain_model(folder: Path) -> Any:
+    """mlx-lm's own model of a GGUF file's folder, uncut, in float32."""
+    weights = GGUFWeights(folder, mx.float32)
+    classes = classes_given(weights.stand_ins())
+    model, _ = load_model(folder, lazy=True, strict=False, get_model_classes=classes)
+    weights.read_into(model, "")
+    model.set_dtype(mx.float32)
+    return model

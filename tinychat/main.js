@@ -9,7 +9,7 @@ import { asRequest, Settings } from "./settings.js";
 import { Transcript } from "./transcript.js";
 
 const MODEL = "tinychat.model";
-const SAVE_MS = 500;
+const SAVE_MS = 150;
 const LARGEST_FILE = 512 * 1024;
 
 const page = Object.fromEntries(

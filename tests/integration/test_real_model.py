@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from cluster import Cluster, cluster
-from mlx_lm import load as load_with_mlx_lm
+from gguf_files import plain_model
 from mlx_lm.generate import generate_step
 
 from exo.models.tokenizer import HFTokenizer
@@ -28,8 +28,7 @@ def golden() -> list[dict]:
 
 
 def test_the_golden_answers_are_those_of_mlx_lm(checkpoint: Path, golden: list[dict]) -> None:
-    model, _ = load_with_mlx_lm(str(checkpoint))
-    model.set_dtype(mx.float32)
+    model = plain_model(checkpoint)
     tokenizer = HFTokenizer(checkpoint)
     for case in golden[:LIVE]:
         prompt = tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}])
