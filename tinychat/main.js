@@ -142,7 +142,7 @@ async function answer(message, goesOn = false) {
   setBusy(false);
   shown.updated = Date.now();
   const failed = message.stopped && message.stopped !== "stopped" ? message.stopped : "";
-  say(failed || "the answer is there", failed ? "error" : "");
+  say(failed || "the answer is there", failed ? "error" : "hidden"); // seen already
   if (!message.content && !message.thoughts) {
     // Nothing was said: the question can be asked again.
     delete shown.messages[message.id];
