@@ -22,6 +22,16 @@ export function button(label, onClick, properties = {}) {
   return made;
 }
 
+// Copies what `textOf` gives when it is pressed, and says so for a moment.
+export function copyButton(textOf) {
+  const made = button("Copy", async () => {
+    await navigator.clipboard.writeText(textOf());
+    made.textContent = "Copied";
+    setTimeout(() => (made.textContent = "Copy"), 1500);
+  });
+  return made;
+}
+
 export function download(name, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   make("a", { href: url, download: name }).click();

@@ -6,7 +6,7 @@
 import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 import hljs from "./vendor/highlight.js";
-import { button } from "./dom.js";
+import { copyButton } from "./dom.js";
 
 const TAGS = "p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 h5 h6 a table thead tbody tr th td input".split(" ");
 const ALLOWED = {
@@ -58,11 +58,7 @@ function colour(block) {
 
 function finish(block) {
   colour(block);
-  const copy = button("Copy", async () => {
-    await navigator.clipboard.writeText(block.querySelector("code")?.textContent ?? "");
-    copy.textContent = "Copied";
-    setTimeout(() => (copy.textContent = "Copy"), 1500);
-  });
+  const copy = copyButton(() => block.querySelector("code")?.textContent ?? "");
   copy.className = "copy";
   const frame = document.createElement("div");
   frame.className = "code";

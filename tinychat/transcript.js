@@ -2,7 +2,7 @@
 
 import { folded, inWords } from "./answer.js";
 import { path, siblings } from "./conversations.js";
-import { button, make, note } from "./dom.js";
+import { button, copyButton, make, note } from "./dom.js";
 import { render } from "./markdown.js";
 
 export class Transcript {
@@ -77,12 +77,7 @@ export class Transcript {
     if (message.role === "user") {
       foot.append(button("Edit", () => this.#acts.edit(message)));
     } else {
-      const copied = async () => {
-        await navigator.clipboard.writeText(message.content);
-        copy.textContent = "Copied";
-        setTimeout(() => (copy.textContent = "Copy"), 1500);
-      };
-      const copy = button("Copy", copied);
+      const copy = copyButton(() => message.content);
       foot.append(copy, button("Again", () => this.#acts.again(message), { title: "another answer" }));
       if (message.stopped && message.content) {
         foot.append(button("Go on", () => this.#acts.goOn(message)));
