@@ -275,8 +275,9 @@ class StandardNode(NodeHandler):
 
     async def _pace(self) -> NodePace:
         """How fast this node decodes: as its steps say, of the largest shard that had any, else as
-        its memory is read."""
-        rate, largest = await self.engine.read_rate(), 0
+        its memory is read. A node that has heard no other measures nothing: it has no choice."""
+        others, _ = self.membership.views()
+        rate, largest = (await self.engine.read_rate() if others else 0.0), 0
         for shard, seconds in self.engine.token_s.items():
             weights = self.files.weights_bytes(shard)
             if weights > largest:
