@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,17 +35,12 @@ class GGUFFile(ConvertedModel):
         return self.folder(card) is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
-        from exo.models.gguf.folder import write_folder  # late: imports tokenizers
+        from exo.models.gguf.folder import make_folder  # late: imports tokenizers
 
         file, folder = self._file(card), self.folder(card)
         assert file is not None and folder is not None
-        self._models_dir.mkdir(parents=True, exist_ok=True)
         on_progress(Progress("converting", file.name))
-        with tempfile.TemporaryDirectory(dir=self._models_dir, prefix=".gguf-") as scratch:
-            made = Path(scratch) / "model"
-            write_folder(file, made)
-            shutil.rmtree(folder, ignore_errors=True)
-            made.rename(folder)
+        make_folder(file, folder)
         return folder
 
     def folder(self, card: ModelCard) -> Path | None:

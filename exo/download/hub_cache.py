@@ -6,12 +6,10 @@ used here, and what exo fetches serves them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -214,13 +212,14 @@ class RepoCache:
             return self.snapshot(commit)
         made = self._made(commit, first)
         if not (made / "config.json").is_file():
-            from exo.models.gguf.folder import write_folder  # late: imports tokenizers
+            from exo.models.gguf.folder import make_folder  # late: imports tokenizers
 
-            made.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=made.parent, prefix=".gguf-") as scratch:
-                write_folder(first, Path(scratch) / "model")
-                with contextlib.suppress(FileExistsError, OSError):  # another process was faster
-                    (Path(scratch) / "model").rename(made)
+            try:
+                make_folder(first, made)
+            except OSError:
+                # Another process may have been faster.
+                if not (made / "config.json").is_file():
+                    raise
         return made
 
     def _found(self, snapshot: Path) -> Path | None:
@@ -238,8 +237,7 @@ class RepoCache:
         return snapshot if _looks_whole(snapshot) else None
 
     def quantizations_here(self, revision: str) -> list[str]:
-        """Of GGUF files whose name says it, those of which all is here; none where the repo is
-        also whole without them."""
+        """Of the repo's GGUF files, the quantizations of which all is here."""
         commit = self.commit(revision)
         if commit is None:
             return []

@@ -15,7 +15,7 @@ result needs it. `n_layers` layers are built and only the shard's are ever in me
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +191,12 @@ class CutModel:
         """The same for embedding, norms and head."""
         if self._gguf is None:
             return
-        inside = {id(module) for layer in self.layers for module in layer.modules()}
+        outer = set(map(id, self.outer_modules()))
         for name, module in self.model.named_modules():
-            if id(module) not in inside and not module.children():
+            if id(module) in outer and not module.children():
                 self._gguf.read_into(module, f"{name}.")
 
-    @property
+    @cached_property
     def _layers_prefix(self) -> str:
         """How the names of layers' parameters begin, before the layer's number."""
         first = next(n for n, module in self.model.named_modules() if module is self.layers[0])

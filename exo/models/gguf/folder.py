@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 from exo.errors import ModelUnsupported
@@ -29,6 +31,21 @@ def parts_of(file: Path) -> list[Path]:
     if gone := [part.name for part in parts if not part.is_file()]:
         raise ModelUnsupported(f"{gone[0]} is missing beside {file.name}; a split file needs all")
     return parts
+
+
+def make_folder(file: Path, folder: Path) -> None:
+    """`write_folder`, all of it or nothing, in place of what is there.
+
+    Raises:
+        ModelUnsupported: as `write_folder`.
+        OSError: the folder cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as scratch:
+        made = Path(scratch) / "model"
+        write_folder(file, made)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
 
 
 def write_folder(file: Path, folder: Path) -> None:
