@@ -132,6 +132,12 @@ class RingPlan:
         ids = self.node_ids
         return ids[(ids.index(node_id) + 1) % len(ids)]
 
+    def others_after(self, node_id: str) -> tuple[str, ...]:
+        """All other members, in the order in which a step passes them."""
+        ids = self.node_ids
+        own = ids.index(node_id)
+        return (*ids[own + 1 :], *ids[:own])
+
     def same_files_and_nodes(self, other: RingPlan) -> bool:
         """True if both spread the same files over the same nodes, wherever they cut."""
         mine, others = set(self.node_ids), set(other.node_ids)

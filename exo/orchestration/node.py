@@ -43,6 +43,7 @@ from exo.orchestration.files.cluster_files import ClusterFiles
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.files.usage import Usage
 from exo.orchestration.membership.membership import Membership
+from exo.orchestration.membership.rhythm import News
 from exo.orchestration.planning.keeper import PlanKeeper
 from exo.orchestration.planning.planner import Member
 from exo.orchestration.serving.continuation import generate_on_any_ring
@@ -76,6 +77,7 @@ class StandardNode(NodeHandler):
         self.sharing = sharing
         self.engine = engine
         self.api_url = ""
+        self.draining = False
         self._capabilities = probe(config.memory_bytes)
         self._probed_at = time.monotonic()
         self._discovery = discovery
@@ -88,6 +90,7 @@ class StandardNode(NodeHandler):
             self._on_lost,
             self._on_beat,
             self._interface_of,
+            lambda: self.rings.watched,
         )
         sharing.neighbours = self.membership.addresses
         self.rings = Rings(
@@ -108,6 +111,7 @@ class StandardNode(NodeHandler):
             self._tell_changed,
             config.heartbeat_interval_s,
             config.partition,
+            self.membership.beat_soon,
         )
         self.plans = self._keeper.published
         self.usage = Usage(config.home / "usage.json")
@@ -128,7 +132,9 @@ class StandardNode(NodeHandler):
         hosts = sorted({i.address for i in self._interfaces} | {"127.0.0.1"})
         if self.config.node_host:
             hosts = [self.config.node_host]
-        self.membership.port = await self._server.start(hosts, self.config.listen_port)
+        port = await self._server.start(hosts, self.config.listen_port)
+        now = asyncio.get_running_loop().time
+        self.membership.start(port, News(self._urgent_news, self._usual_news, now))
         self._keeper.start()
         await self._discovery.start(self.membership, self.port)
         logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
@@ -404,7 +410,15 @@ class StandardNode(NodeHandler):
             self.activity.own(),
             self._keeper.says(node_id),
             self.reports.own(),
+            self.membership.silent,
+            self.draining,
         )
+
+    def _urgent_news(self) -> object:
+        return self._keeper.news, self.draining
+
+    def _usual_news(self) -> object:
+        return self.activity.own(), self.reports.own()
 
     def _own_capabilities(self) -> DeviceCapabilities:
         """With the memory that was free a moment ago."""
@@ -416,6 +430,7 @@ class StandardNode(NodeHandler):
 
     def _on_beat(self, node_id: str, beat: Beat) -> None:
         self.activity.heard(node_id, beat.progress)
+        self.membership.suspect(beat.silent)
         self._keeper.heard(node_id, beat.plans)
         self.reports.heard(node_id, beat.report)
 

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 
 from exo.download.progress import OnProgress, Progress
-from exo.errors import InvalidFrame, PeerUnavailable
+from exo.errors import InvalidFrame, PeerUnavailable, StepTimeout
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
     GenerationEvent,
@@ -54,7 +54,8 @@ class PeerIdentity:
 class Beat:
     """One heartbeat. `sees_you`: the sender has a working connection to the receiver too;
     `progress`: what it does for models now, or did lately; `plans`: what it knows of plans;
-    `report`: what it computes for whom."""
+    `report`: what it computes for whom; `silent`: nodes that did not answer it just now; `draining`:
+    it is to have no part in rings."""
 
     memory_available_bytes: int
     max_epoch: int
@@ -62,6 +63,8 @@ class Beat:
     progress: tuple[Progress, ...] = ()
     plans: PlansSaid = field(default_factory=PlansSaid)
     report: NodeReport = field(default_factory=NodeReport)
+    silent: frozenset[str] = frozenset()
+    draining: bool = False
 
 
 class PeerHandle:
@@ -107,12 +110,18 @@ class PeerHandle:
         )
 
     async def heartbeats(
-        self, own_id: str, own_beat: Callable[[], Beat], interval_s: float, timeout_s: float
+        self,
+        own_id: str,
+        own_beat: Callable[[], Beat],
+        rest: Callable[[], Awaitable[None]],
+        timeout_s: Callable[[], float],
     ) -> AsyncGenerator[tuple[Beat, float], None]:
-        """Send a beat every interval; yield each answer with its round trip in seconds.
+        """Send a beat whenever `rest` has returned; yield each answer with its round trip in
+        seconds.
 
         Raises:
-            PeerUnavailable: an answer took longer than `timeout_s`, or the stream was cut.
+            StepTimeout: an answer took longer than `timeout_s`.
+            PeerUnavailable: the stream was cut.
         """
         with errors_of(self._name):
             call = self._stub.Heartbeats(metadata=(("exo-node-id", own_id),))
@@ -121,13 +130,13 @@ class PeerHandle:
                 counter = 0
                 while True:
                     counter += 1
-                    sent = time.monotonic()
+                    sent, patience_s = time.monotonic(), timeout_s()
                     exchange = asyncio.ensure_future(_exchange(call, counter, own_beat()))
-                    while not (await asyncio.wait([exchange], timeout=timeout_s))[0]:
-                        if time.monotonic() - sent < timeout_s + _OWN_LAG_S:
+                    while not (await asyncio.wait([exchange], timeout=patience_s))[0]:
+                        if time.monotonic() - sent < patience_s + _OWN_LAG_S:
                             exchange.cancel()
-                            raise PeerUnavailable(
-                                f"node {self._name} missed its heartbeat for {timeout_s:.1f} s"
+                            raise StepTimeout(
+                                f"node {self._name} missed its heartbeat for {patience_s:.1f} s"
                             )
                         # This process itself did not get to run: that is not the peer's fault.
                         sent = time.monotonic()
@@ -135,8 +144,14 @@ class PeerHandle:
                     if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
                         raise PeerUnavailable(f"node {self._name} ended the heartbeats")
                     yield beat_from_pb(answer), time.monotonic() - sent
-                    rest_s = interval_s - min(interval_s, time.monotonic() - sent)
-                    if (await asyncio.wait([ended], timeout=rest_s))[0]:
+                    resting = asyncio.ensure_future(rest())
+                    try:
+                        await asyncio.wait(
+                            [ended, resting], return_when=asyncio.FIRST_COMPLETED
+                        )
+                    finally:
+                        resting.cancel()
+                    if ended.done():
                         # Between two beats: a cut is known at once, not at the next beat.
                         raise PeerUnavailable(f"the connection to node {self._name} was cut")
             finally:
@@ -280,6 +295,8 @@ def beat_to_pb(counter: int, beat: Beat) -> pb.Heartbeat:
         holds=sorted(beat.plans.holds),
         plans=map(messages.plan_to_pb, beat.plans.plans),
         report=encode_report(beat.report),
+        silent=sorted(beat.silent),
+        draining=beat.draining,
     )
 
 
@@ -298,4 +315,6 @@ def beat_from_pb(message: pb.Heartbeat) -> Beat:
         tuple(map(messages.progress_from_pb, message.progress)),
         said,
         decode_report(message.report),
+        frozenset(message.silent),
+        message.draining,
     )

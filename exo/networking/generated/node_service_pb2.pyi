@@ -176,6 +176,8 @@ class Heartbeat(_message.Message):
     HOLDS_FIELD_NUMBER: _builtins.int
     PLANS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     counter: _builtins.int
     memory_available_bytes: _builtins.int
     max_epoch: _builtins.int
@@ -183,6 +185,8 @@ class Heartbeat(_message.Message):
     """the sender has a working connection to the receiver"""
     report: _builtins.bytes
     """NodeReport in MessagePack: what the sender computes for whom"""
+    draining: _builtins.bool
+    """the sender is to have no part in rings: it leaves, or somebody wants that"""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
         """what the sender is doing for models now, or did lately"""
@@ -201,6 +205,10 @@ class Heartbeat(_message.Message):
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan]:
         """that serve, and that the receiver did not name"""
 
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes that did not answer the sender; the receiver asks them too"""
+
     def __init__(
         self,
         *,
@@ -213,10 +221,12 @@ class Heartbeat(_message.Message):
         holds: _abc.Iterable[_builtins.str] | None = ...,
         plans: _abc.Iterable[Global___Plan] | None = ...,
         report: _builtins.bytes = ...,
+        silent: _abc.Iterable[_builtins.str] | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "holds", b"holds", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "models", b"models", "plans", b"plans", "progress", b"progress", "report", b"report", "sees_you", b"sees_you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "draining", b"draining", "holds", b"holds", "max_epoch", b"max_epoch", "memory_available_bytes", b"memory_available_bytes", "models", b"models", "plans", b"plans", "progress", b"progress", "report", b"report", "sees_you", b"sees_you", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from exo.errors import ExoError, PeerUnavailable
+from exo.errors import ExoError, PeerUnavailable, StepTimeout
 from exo.networking.calls.messages import PROTOCOL
 from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.orchestration.config import NodeConfig
+from exo.orchestration.membership.rhythm import CONFIRM_S, SUSPECTED_S, News, rest_s
 from exo.tasks import TaskOwner
 from exo.topology.topology import LinkView, NodeView
 
@@ -51,6 +52,10 @@ class _Peer:
     max_epoch: int = 0
     replaced: list[PeerHandle] = field(default_factory=list)
     double: tuple[str, float] | None = None  # another instance with this id, heard since
+    beats: int = 0  # over this connection
+    due: asyncio.Event = field(default_factory=asyncio.Event)  # the next beat, whatever the rhythm
+    suspected: bool = False  # another node waits for it in vain
+    draining: bool = False
 
     def best_route(self, now: float) -> Route | None:
         """Of the routes announced lately, the one over the best kind of interface."""
@@ -60,7 +65,9 @@ class _Peer:
 
 class Membership(DiscoveryListener):
     """`on_joined` and `on_lost` are called with a node id when it becomes usable and when it no
-    longer is; `on_beat` with every beat of a peer. `connect` makes the handle to an address."""
+    longer is; `on_beat` with every beat of a peer. `watched` gives the peers whose death must be
+    known at once, `news` what has to be told without being asked. `connect` makes the handle to an
+    address."""
 
     def __init__(
         self,
@@ -70,9 +77,11 @@ class Membership(DiscoveryListener):
         on_lost: Callable[[str, ExoError], None],
         on_beat: Callable[[str, Beat], None],
         interface_of: Callable[[str], tuple[str, int]],
+        watched: Callable[[], frozenset[str]],
         connect: Callable[[str], PeerHandle] = PeerHandle,
     ) -> None:
         self._config = config
+        self._watched = watched
         self._own_beat = own_beat
         self._on_joined = on_joined
         self._on_lost = on_lost
@@ -83,8 +92,14 @@ class Membership(DiscoveryListener):
         self._unknown: dict[str, str] = {}  # address → what happened when it was asked
         self._asking: set[str] = set()
         self._duplicate_of_self = ""
+        self._silent: dict[str, float] = {}  # nodes that fell silent here, until when others are told
         self._tasks = TaskOwner("membership")
         self.port = 0
+
+    def start(self, port: int, news: News) -> None:
+        """This node listens on `port`; from now on others are told of `news`."""
+        self.port = port
+        self._tasks.background(self._tell(news), "news")
 
     # What discovery and peers tell ------------------------------------------------------------
 
@@ -143,6 +158,27 @@ class Membership(DiscoveryListener):
         """Where live peers listen for nodes. For any thread."""
         peers = list(self._peers.values())
         return {p.node_id: p.handle.address for p in peers if p.alive and p.handle is not None}
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Nodes that fell silent here lately: others are to ask them too."""
+        now = asyncio.get_running_loop().time()
+        self._silent = {node_id: until for node_id, until in self._silent.items() if until > now}
+        return frozenset(self._silent)
+
+    def suspect(self, node_ids: frozenset[str]) -> None:
+        """Another node has waited for these in vain: ask them now, with less patience."""
+        for node_id in node_ids:
+            peer = self._peers.get(node_id)
+            if peer is not None and peer.alive and not peer.suspected:
+                peer.suspected = True
+                peer.due.set()
+
+    def beat_soon(self, node_id: str) -> None:
+        """What a peer said last may be old: ask it."""
+        peer = self._peers.get(node_id)
+        if peer is not None:
+            peer.due.set()
 
     def round_trips_s(self) -> dict[str, float]:
         """To live peers: the shortest of the last ones, since a busy node answers late."""
@@ -235,6 +271,8 @@ class Membership(DiscoveryListener):
                 )
             peer.handle, peer.route, peer.identity = handle, route, identity
             peer.instance_id, peer.problem = identity.instance_id, ""
+            peer.beats, peer.suspected = 0, False
+            self._silent.pop(peer.node_id, None)
             await self._beat(peer)
         finally:
             if peer.handle is not handle:
@@ -248,8 +286,8 @@ class Membership(DiscoveryListener):
             beats = handle.heartbeats(
                 self._config.node_id,
                 lambda: self._own_beat(peer.node_id),
-                self._config.heartbeat_interval_s,
-                self._config.heartbeat_timeout_s,
+                lambda: self._until_due(peer),
+                lambda: CONFIRM_S if peer.suspected else self._config.heartbeat_timeout_s,
             )
             async with contextlib.aclosing(beats):
                 async for beat, round_trip_s in beats:
@@ -265,8 +303,30 @@ class Membership(DiscoveryListener):
                     if await self._moved_to_better_route(peer, loop.time()):
                         break
 
+    async def _until_due(self, peer: _Peer) -> None:
+        watched = not peer.alive or peer.suspected or peer.node_id in self._watched()
+        seconds = rest_s(
+            self._config.heartbeat_interval_s, len(self._peers), peer.beats, watched=watched
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await peer.due.wait()
+        peer.due.clear()
+
+    async def _tell(self, news: News) -> None:
+        while True:
+            await asyncio.sleep(self._config.heartbeat_interval_s)
+            if news.is_there(len(self._peers)):
+                self._beat_all()
+
+    def _beat_all(self) -> None:
+        for peer in self._peers.values():
+            peer.due.set()
+
     def _note_beat(self, peer: _Peer, beat: Beat, round_trip_s: float) -> None:
         assert peer.identity is not None
+        peer.beats += 1
+        peer.suspected = False
         self._on_beat(peer.node_id, beat)
         peer.round_trip_ms = round_trip_s * 1000
         peer.round_trips_s.append(round_trip_s)
@@ -309,6 +369,10 @@ class Membership(DiscoveryListener):
             self._tasks.background(handle.close(), "close")
         if was_alive:
             logger.info("node %s is gone: %s", peer.node_id, error.message)
+            if isinstance(error, StepTimeout) and not peer.suspected:
+                # Whose connection was cut everybody knows; who is silent, only those who ask.
+                self._silent[peer.node_id] = asyncio.get_running_loop().time() + SUSPECTED_S
+                self._beat_all()
             self._on_lost(peer.node_id, error)
 
     def _hello(self) -> pb.HelloRequest:

@@ -74,7 +74,7 @@ class _Fitted:
 class PlanKeeper:
     """One per node. `members` gives every live node by id, this one too; `planner_id` who plans
     now; `seen_epoch` the largest epoch of which peers spoke; `beat_s` the time between two
-    beats."""
+    beats with a peer that is watched; `ask_soon` has a peer say anew what it knows."""
 
     def __init__(
         self,
@@ -86,9 +86,11 @@ class PlanKeeper:
         on_change: Callable[[], None],
         beat_s: float,
         rule: PartitionRule = PartitionRule.MEMORY,
+        ask_soon: Callable[[str], None] = lambda node_id: None,
     ) -> None:
         self._node_id = node_id
         self._members = members
+        self._ask_soon = ask_soon
         self._planner_id = planner_id
         self._seen_epoch = seen_epoch
         self._places = places
@@ -198,8 +200,16 @@ class PlanKeeper:
         heard = self._said.get(to)
         named = {state.plan_hash for state in heard.models} if heard is not None else None
         plans = [p for p in self.published if named is not None and p.hash not in named]
-        holds = self._places.holding | self._planner.making
-        return PlansSaid(self.published.states(), holds, tuple(plans))
+        return PlansSaid(self.published.states(), self._holds, tuple(plans))
+
+    @property
+    def _holds(self) -> frozenset[str]:
+        return self._places.holding | self._planner.making
+
+    @property
+    def news(self) -> object:
+        """Another value whenever all should hear what this node says."""
+        return self.published.states(), self._holds
 
     def heard(self, node_id: str, said: PlansSaid) -> None:
         """What a peer says."""
@@ -232,13 +242,20 @@ class PlanKeeper:
         if alive != self._alive[0]:
             self._alive = alive, self._now
         self._said = {node_id: said for node_id, said in self._said.items() if node_id in alive}
-        doubts = {}
+        doubts, doubtful = {}, []
         for plan in self.published:
             if why := self._why_dead(plan):
                 doubts["plan", plan.hash] = why
+                doubtful.append(plan)
         for plan in self._places.plans:
             if self._is_left_over(plan):
                 doubts["place", plan.hash] = "nobody serves it any more"
+                doubtful.append(plan)
+        if doubts.keys() - self._doubts.keys():
+            # In a crowd beats are rare, and what was said last is old.
+            for plan in doubtful:
+                for node_id in {plan.planner_id, *plan.node_ids} - {self._node_id}:
+                    self._ask_soon(node_id)
         self._doubts = {key: self._doubts.get(key, self._now) for key in doubts}
         for key, since in self._doubts.items():
             if self._now - since >= DOUBT_BEATS * self._beat_s:

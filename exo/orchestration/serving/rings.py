@@ -23,6 +23,10 @@ from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
 
+WATCHED_RING, WATCHED_AFTER = 8, 2
+"""Members of a ring so long all watch each other; of a longer one each watches those after it, who
+are asked by all once one of them is silent."""
+
 
 class Rings:
     """`handle_of` gives the connection to a node, `alive` the ids of live peers. `on_over` is
@@ -59,6 +63,16 @@ class Rings:
     def holding(self) -> frozenset[str]:
         """Hashes of the plans in which this node's place works."""
         return frozenset(h for h, rank in self._ranks.items() if rank.is_linked)
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """Members whose death must be known at once: all of a ring of some nodes, of a long one
+        those that follow this node, and so each by a few."""
+        found: set[str] = set()
+        for rank in self._ranks.values():
+            others = rank.plan.others_after(self._node_id)
+            found.update(others if len(others) <= WATCHED_RING else others[:WATCHED_AFTER])
+        return frozenset(found)
 
     def is_busy(self, plan_hash: str) -> bool:
         """Whether sequences run on a plan that this node heads."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from virtual_time import VirtualTimeLoop
 
 from exo.download.progress import OnProgress, unheard
-from exo.errors import ExoError, PeerUnavailable
+from exo.errors import ExoError, PeerUnavailable, StepTimeout
 from exo.models.description import ModelDescription
 from exo.networking.calls.messages import Prepared
 from exo.networking.calls.peer_handle import Beat, PeerIdentity
@@ -27,6 +27,7 @@ from exo.networking.discovery.base import Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.membership.membership import Membership
+from exo.orchestration.membership.rhythm import News
 from exo.orchestration.planning.keeper import PlanKeeper
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
@@ -96,17 +97,21 @@ class FakeHandle:
         return await self._call(lambda node: node.on_hello(request))
 
     async def heartbeats(
-        self, own_id: str, own_beat: Callable[[], Beat], interval_s: float, timeout_s: float
+        self,
+        own_id: str,
+        own_beat: Callable[[], Beat],
+        rest: Callable[[], Awaitable[None]],
+        timeout_s: Callable[[], float],
     ) -> AsyncGenerator[tuple[Beat, float], None]:
         while True:
             beat = own_beat()
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(timeout_s()):
                     answer = await self._call(lambda node, beat=beat: node.on_beat(own_id, beat))
             except TimeoutError:
-                raise PeerUnavailable("missed its heartbeat") from None
+                raise StepTimeout("missed its heartbeat") from None
             yield answer, 0.01
-            await asyncio.sleep(interval_s)
+            await rest()
 
     async def goodbye(self, node_id: str, instance_id: str) -> None: ...
 
@@ -168,8 +173,9 @@ class SimNode:
             self.beat_to,
             lambda node_id: self.keeper.look_soon(),
             self.on_lost,
-            lambda node_id, beat: self.keeper.heard(node_id, beat.plans),
+            self.heard,
             lambda host: ("net", 1),
+            lambda: frozenset(n for plan in self.rings.plans for n in plan.node_ids),
             lambda address: FakeHandle(net, name, address),  # type: ignore[arg-type, return-value]
         )
         self.keeper = PlanKeeper(
@@ -180,11 +186,14 @@ class SimNode:
             self.rings,
             lambda: None,
             self.config.heartbeat_interval_s,
+            ask_soon=self.membership.beat_soon,
         )
         self.tasks = TaskOwner(name)
 
     def start(self) -> None:
         self.keeper.start()
+        now = asyncio.get_running_loop().time
+        self.membership.start(1, News(lambda: self.keeper.news, lambda: None, now))
         self.tasks.background(self._announce(), "announce")
 
     async def stop(self) -> None:
@@ -208,7 +217,12 @@ class SimNode:
 
     def beat_to(self, node_id: str) -> Beat:
         sees = self.membership.connected_to(node_id)
-        return Beat(GB, self.keeper.epoch, sees, (), self.keeper.says(node_id))
+        said = self.keeper.says(node_id)
+        return Beat(GB, self.keeper.epoch, sees, (), said, silent=self.membership.silent)
+
+    def heard(self, node_id: str, beat: Beat) -> None:
+        self.membership.suspect(beat.silent)
+        self.keeper.heard(node_id, beat.plans)
 
     def on_hello(self, request: pb.HelloRequest) -> PeerIdentity:
         route = Route(request.node_id, 1)
@@ -217,7 +231,7 @@ class SimNode:
         return PeerIdentity(self.name, self.config.instance_id, "", found)
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
-        self.keeper.heard(node_id, beat.plans)
+        self.heard(node_id, beat)
         return self.beat_to(node_id)
 
     def on_lost(self, node_id: str, error: ExoError) -> None:

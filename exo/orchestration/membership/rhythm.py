@@ -1,0 +1,58 @@
+"""When a peer is next told and asked: often where an answer depends on it, seldom in a crowd.
+
+N nodes that all beat with all, twice a second, pay for N² beats, each about a millisecond of both
+sides: 23 on two cores did nothing else. So a node has a few beats a second for all peers it has no
+reason to watch, and who finds one of them silent has everybody ask it (docs/decisions/015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+PROBES_S = 2.0
+"""Beats a second to peers that are not watched. As everybody is probed by all others together this
+often, it is also how soon a silent node is found. More cost a node that idles about 0.1 % of a core
+each."""
+
+NEWS_S = 8.0
+"""Beats a second at most to tell of what can wait: downloads, tokens a second."""
+
+ACQUAINTED = 4
+"""Beats with a new peer before it is one of many: it may know plans, and each side names the plans
+it knows before it is sent others."""
+
+CONFIRM_S = 0.7
+"""How long a peer may take to answer when another node has waited for it in vain. It has missed a
+whole time-out already."""
+
+SUSPECTED_S = 5.0
+"""How long others are told of a node that fell silent here."""
+
+
+def rest_s(interval_s: float, others: int, beats: int, *, watched: bool) -> float:
+    """Seconds until the next beat with a peer with whom `beats` were exchanged; one of `others`."""
+    if watched or beats < ACQUAINTED:
+        return interval_s
+    return max(interval_s, others / PROBES_S)
+
+
+class News:
+    """What others are told without being asked. `urgent` and `usual` give what this node would say:
+    of the one every change is told at the next look, of the other now and then."""
+
+    def __init__(
+        self, urgent: Callable[[], object], usual: Callable[[], object], now: Callable[[], float]
+    ) -> None:
+        self._urgent, self._usual, self._now = urgent, usual, now
+        self._told: tuple[object, object] = (urgent(), usual())
+        self._at = now()
+
+    def is_there(self, others: int) -> bool:
+        """Whether there is anything to tell `others` peers; it counts as told."""
+        urgent, usual, now = self._urgent(), self._usual(), self._now()
+        if urgent != self._told[0] or (
+            usual != self._told[1] and now - self._at >= others / NEWS_S
+        ):
+            self._told, self._at = (urgent, usual), now
+            return True
+        return False
