@@ -128,11 +128,15 @@ class ExoProcess:
         return self.process is not None and self.process.poll() is None
 
     def stop(self) -> None:
-        """Ctrl-C, and SIGKILL if it does not help."""
+        """Ctrl-C, twice: at once. SIGKILL if it does not help."""
         if not self.lives:
             return
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.5)
+            return
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(5)

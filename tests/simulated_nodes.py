@@ -215,7 +215,6 @@ class SimNode:
         return Beat(GB, self.keeper.epoch, sees, (), said, silent=self.membership.silent)
 
     def heard(self, node_id: str, beat: Beat) -> None:
-        self.membership.suspect(beat.silent)
         self.keeper.heard(node_id, beat.plans)
 
     def on_hello(self, request: pb.HelloRequest) -> PeerIdentity:
@@ -225,6 +224,7 @@ class SimNode:
         return PeerIdentity(self.name, self.config.instance_id, "", found)
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
+        self.membership.told_by(node_id, beat)
         self.heard(node_id, beat)
         return self.beat_to(node_id)
 

@@ -49,15 +49,21 @@ async def node_at(port: int) -> str | None:
 
 
 async def get_json(port: int, path: str) -> Any:
-    """GET from the node on this machine.
+    """GET from the node on this machine. Raises what `send_json` raises."""
+    return await send_json(port, "GET", path)
+
+
+async def send_json(port: int, method: str, path: str) -> Any:
+    """A request without a body to the node on this machine.
 
     Raises:
         PeerUnavailable: no node answers there.
+        ExoError: what the node answered with.
     """
     url = await node_at(port)
     if url is None:
         raise PeerUnavailable(f"no exo node answers on port {port} of this machine; start `exo`")
-    async with session() as opened, opened.get(url + path) as response:
+    async with session() as opened, opened.request(method, url + path) as response:
         body = await response.json()
         if response.status != 200:
             raise _error(body)

@@ -26,6 +26,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo rm MODEL                     delete them; `exo du` tells what they take
   exo models [MODEL]               models that can be used, and where their files are; what one is
   exo status                       who is in the cluster, what is loaded where
+  exo drain [NODE]                 have other nodes take over, before NODE is stopped or updated
   exo bench MODEL                  tokens a second on this machine
 
 MODEL is a short name from `exo models`, a Hugging Face repo id, a directory with a config.json,
@@ -77,7 +78,16 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("--all", action="store_true", help="also those whose files are not here")
 
     status = commands.add_parser("status", help="the cluster as the node on this machine sees it")
-    for command in (models, status):
+    drain = commands.add_parser(
+        "drain",
+        help="have other nodes take over what a node does",
+        description="Answers go on on other nodes, and the node has no part in rings until --undo "
+        "or its next start. Ctrl-C of a node does the same before it ends; this is for looking "
+        "first, and for a node elsewhere.",
+    )
+    drain.add_argument("node", nargs="?", help="its id in `exo status` (default: this machine's)")
+    drain.add_argument("--undo", action="store_true", help="use it for rings again")
+    for command in (models, status, drain):
         command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
     status.add_argument("--json", action="store_true", help="for programs")
     _add_bench(commands.add_parser("bench", help="tokens a second, of an engine or a ring"))
@@ -165,6 +175,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.status import show_status
 
         return show_status(args)
+    if args.command == "drain":
+        from exo.cli.drain import drain
+
+        return drain(args)
     if args.command == "bench":
         from exo.cli.bench import bench
 

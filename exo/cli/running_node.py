@@ -24,6 +24,9 @@ from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)
 
+LEAVE_TIMEOUT_S = 8.0
+"""For others to take over what this node does, and for its clients' answers to end."""
+
 STOP_TIMEOUT_S = 1.5
 
 _LOOK_AROUND_S = 1.0
@@ -32,7 +35,8 @@ _LOOK_AROUND_S = 1.0
 
 @contextlib.asynccontextmanager
 async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator[StandardNode]:
-    """A started node that answers on `node.api_url`; stopped in bounded time at the end.
+    """A started node that answers on `node.api_url`; at the end it leaves and is stopped in bounded
+    time, at once if cancelled again.
 
     Raises:
         ExoError, OSError: a setting or a port that cannot be.
@@ -50,7 +54,10 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
     try:
         await node.start()
         node.api_url = await api.start()
-        yield node
+        try:
+            yield node
+        finally:
+            await node.leave(LEAVE_TIMEOUT_S, _say)
     finally:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -58,6 +65,10 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
                 await node.stop()
         except TimeoutError:
             logger.warning("not everything ended within %.1f s", STOP_TIMEOUT_S)
+
+
+def _say(what: str) -> None:
+    print(f"exo: {what} (Ctrl-C again: stop at once)", file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextlib.asynccontextmanager

@@ -218,6 +218,13 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="end answers that take longer (default: none does)",
     )
     api.add_argument(
+        "--rejoin-wait",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="for nodes that went away in the middle of an answer and are needed (default 10)",
+    )
+    api.add_argument(
         "--speculation",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -327,6 +334,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         models_folders=tuple(_folder(path) for path in args.models_dir),
         serving=ServingRules(
             request_timeout_s=args.request_timeout,
+            rejoin_wait_s=args.rejoin_wait,
             max_requests=args.max_requests,
             speculates=args.speculation,
         ),

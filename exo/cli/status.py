@@ -63,7 +63,7 @@ def _nodes(view: dict[str, Any]) -> Table:
         found = node["capabilities"]
         table.add_row(
             node["node_id"],
-            node["state"],
+            f"{node['state']}, draining" if node["draining"] else node["state"],
             f"{found['chip']}, {found['accelerator']}" if found else node["problem"],
             f"{found['memory_available_bytes'] / GB:.1f} GB" if found else "",
             f"{100 * view['serving'][node['node_id']]['busy']:.0f}%"

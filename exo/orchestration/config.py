@@ -15,13 +15,15 @@ class ServingRules:
     """How the head of a ring serves.
 
     A step that is not back after `step_timeout_s` seconds has failed, and so has a request of this
-    node's clients whose answer has not ended after `request_timeout_s`, 0 being never. At most
+    node's clients whose answer has not ended after `request_timeout_s`, 0 being never. An answer
+    that has begun waits `rejoin_wait_s` for nodes that went away and are needed. At most
     `max_requests` run or wait. `speculates`: what can be guessed is computed ahead, where that
     changes no token.
     """
 
     step_timeout_s: float = 120.0
     request_timeout_s: float = 0.0
+    rejoin_wait_s: float = 10.0
     max_requests: int = 512
     speculates: bool = True
 

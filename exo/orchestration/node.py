@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from exo.download.watch import watched
 from exo.errors import (
     ExoError,
     InvalidRequest,
+    PeerUnavailable,
     PlanMismatch,
 )
 from exo.inference.engine import InferenceEngine
@@ -25,6 +26,7 @@ from exo.inference.sampling import SamplingParams
 from exo.models.description import ModelDescription
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
+    DrainState,
     GenerationEvent,
     GenerationRequest,
     HeldModel,
@@ -42,6 +44,7 @@ from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.cluster_files import ClusterFiles
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.files.usage import Usage
+from exo.orchestration.leaving import Leaving
 from exo.orchestration.membership.membership import Membership
 from exo.orchestration.membership.rhythm import News
 from exo.orchestration.planning.keeper import PlanKeeper
@@ -77,7 +80,6 @@ class StandardNode(NodeHandler):
         self.sharing = sharing
         self.engine = engine
         self.api_url = ""
-        self.draining = False
         self._capabilities = probe(config.memory_bytes)
         self._probed_at = time.monotonic()
         self._discovery = discovery
@@ -112,8 +114,12 @@ class StandardNode(NodeHandler):
             config.heartbeat_interval_s,
             config.partition,
             self.membership.beat_soon,
+            self._draining,
         )
         self.plans = self._keeper.published
+        self.leaving = Leaving(config.node_id, self.rings, self)
+        self._ends = False
+        self._answering = 0
         self.usage = Usage(config.home / "usage.json")
         self.activity = Activity(config.node_id)
         self.files = ModelFiles(config.node_id, store, engine, self.activity)
@@ -139,8 +145,16 @@ class StandardNode(NodeHandler):
         await self._discovery.start(self.membership, self.port)
         logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
 
+    async def leave(self, limit_s: float, say: Callable[[str], None]) -> None:
+        """Before `stop`: have others take over what this node does for them, and end what it does
+        for its own clients, for so many seconds at most. What is waited for is told through `say`.
+        """
+        self._ends = True
+        await self.leaving.leave(limit_s, self._needed, say)
+
     async def stop(self) -> None:
         """Say goodbye, end every session, free everything."""
+        await self.leaving.close()
         self.usage.write()
         self.store.close()
         await self._tasks.close()
@@ -167,19 +181,26 @@ class StandardNode(NodeHandler):
         Raises:
             ExoError: no plan could be made, or the sequence failed.
         """
+        if self._ends:
+            raise PeerUnavailable(f"node {self.config.node_id} is shutting down; ask another one")
         request = replace(request, timeout_s=self.config.serving.request_timeout_s)
 
         async def ring(dead_hash: str) -> RingPlan:
             return await self.ensure_plan(model_id, dead_hash, on_progress)
 
-        answer = generate_on_any_ring(request, ring, self._generate_at_head)
+        wait_s = self.config.serving.rejoin_wait_s
+        answer = generate_on_any_ring(request, ring, self._generate_at_head, wait_s)
         is_first = True
-        async with contextlib.aclosing(answer):
-            async for event in answer:
-                if is_first:
-                    self.usage.note(model_id)
-                is_first = False
-                yield event
+        self._answering += 1
+        try:
+            async with contextlib.aclosing(answer):
+                async for event in answer:
+                    if is_first:
+                        self.usage.note(model_id)
+                    is_first = False
+                    yield event
+        finally:
+            self._answering -= 1
 
     async def _generate_at_head(
         self, plan: RingPlan, request: GenerationRequest
@@ -222,6 +243,7 @@ class StandardNode(NodeHandler):
             self.api_url,
             self._own_capabilities(),
             self.membership.problem,
+            self.leaving.draining,
         )
         views = {view.node_id: view for view in nodes} | {own.node_id: own}
         return Topology(self.config.node_id, views, tuple(links))
@@ -252,13 +274,72 @@ class StandardNode(NodeHandler):
         async with self._changed:
             await self._changed.wait()
 
+    # Leaving: what others do for this node ------------------------------------------------------
+
+    async def drain(self, *, undo: bool = False) -> DrainState:
+        """Leave all rings, or be used for them again; asked again it says how far it is."""
+        if undo:
+            self.leaving.undo()
+        else:
+            self.leaving.drain()
+        self._keeper.look_soon()
+        return DrainState(tuple(self.leaving.models), dict(self.leaving.problems))
+
+    async def drain_node(self, node_id: str, *, undo: bool) -> DrainState:
+        """The same of any node of the cluster.
+
+        Raises:
+            InvalidRequest: there is no such node.
+        """
+        members = self._members()
+        if node_id not in members:
+            known = ", ".join(sorted(members))
+            raise InvalidRequest(f"no live node is called {node_id!r}; there are: {known}")
+        return await members[node_id].drain(undo=undo)
+
+    async def told(self, timeout_s: float) -> None:
+        await self.membership.told(timeout_s)
+
+    def remain(self) -> bool:
+        return bool(set(self.membership.alive) - self.membership.draining)
+
+    async def plan_anew(self, model_id: str) -> RingPlan:
+        if not self.remain():
+            raise PeerUnavailable("there is no other node")
+        return await self._keeper.ensure_plan(model_id, "", unheard, make_room=False, renew=True)
+
+    async def idle_s_of(self, plan: RingPlan) -> float | None:
+        return await self._members()[plan.head_id].idle_s(plan.hash)
+
+    def _needed(self) -> str:
+        """What goes on here that others wait for."""
+        needed = []
+        if self._answering:
+            needed.append(f"{self._answering} answer(s)")
+        if self._server.files_read:
+            needed.append("files that other nodes fetch from this one")
+        return f"finishing {' and '.join(needed)}" if needed else ""
+
+    def _draining(self) -> frozenset[str]:
+        """Live nodes that are to have no part in plans."""
+        own = {self.config.node_id} if self.leaving.draining else set()
+        return self.membership.draining | own
+
     # Plans: what peers ask of this node ---------------------------------------------------------
 
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+        self,
+        model_id: str,
+        dead_hash: str,
+        on_progress: OnProgress,
+        *,
+        make_room: bool = True,
+        renew: bool = False,
     ) -> RingPlan:
         """A plan that serves. Raises what `PlanKeeper.ensure_plan` raises."""
-        return await self._keeper.ensure_plan(model_id, dead_hash, on_progress, make_room=make_room)
+        return await self._keeper.ensure_plan(
+            model_id, dead_hash, on_progress, make_room=make_room, renew=renew
+        )
 
     async def prepare(
         self, model_id: str, on_progress: OnProgress, *, renew: bool = False
@@ -396,6 +477,7 @@ class StandardNode(NodeHandler):
         )
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
+        self.membership.told_by(node_id, beat)
         self._on_beat(node_id, beat)
         return self._beat_to(node_id)
 
@@ -411,11 +493,11 @@ class StandardNode(NodeHandler):
             self._keeper.says(node_id),
             self.reports.own(),
             self.membership.silent,
-            self.draining,
+            self.leaving.draining,
         )
 
     def _urgent_news(self) -> object:
-        return self._keeper.news, self.draining
+        return self._keeper.news, self.leaving.draining
 
     def _usual_news(self) -> object:
         return self.activity.own(), self.reports.own()
@@ -430,7 +512,6 @@ class StandardNode(NodeHandler):
 
     def _on_beat(self, node_id: str, beat: Beat) -> None:
         self.activity.heard(node_id, beat.progress)
-        self.membership.suspect(beat.silent)
         self._keeper.heard(node_id, beat.plans)
         self.reports.heard(node_id, beat.report)
 

@@ -18,6 +18,7 @@ class NodeView:
     api_url: str = ""
     capabilities: DeviceCapabilities | None = None
     problem: str = ""
+    draining: bool = False  # it is to have no part in rings
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class Topology:
 
     @property
     def planner_id(self) -> str:
-        """The live node with the most total memory; ties go to the smallest id."""
-        live = self.live
+        """Of the live nodes that do not leave the one with the most total memory; ties go to the
+        smallest id."""
+        live = {n: c for n, c in self.live.items() if not self.nodes[n].draining} or self.live
         return min(live, key=lambda node: (-live[node].memory_total_bytes, node))
 
     def to_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -23,6 +24,8 @@ class ClusterRoutes:
         return [
             Route("GET", "/v1/topology", self.topology, seen),
             Route("GET", "/v1/cluster/models", self.models, "Which nodes hold which models' files"),
+            Route("POST", "/v1/nodes/{node_id}/drain", self.drain, "Take a node out of all rings"),
+            Route("DELETE", "/v1/nodes/{node_id}/drain", self.undo, "Use it for rings again"),
             Route("GET", "/healthcheck", self.healthcheck, "Whether this process lives"),
         ]
 
@@ -52,6 +55,26 @@ class ClusterRoutes:
                 )
         data = [{"id": model_id, "nodes": nodes} for model_id, nodes in by_model.items()]
         return web.json_response({"object": "list", "data": data})
+
+    async def drain(self, http: web.Request) -> web.Response:
+        """Others take over what the node does in rings. Asked again it tells how far that is: the
+        models in whose rings it still has a part, and why some cannot be served without it."""
+        return await self._drain(http, undo=False)
+
+    async def undo(self, http: web.Request) -> web.Response:
+        return await self._drain(http, undo=True)
+
+    async def _drain(self, http: web.Request, *, undo: bool) -> web.Response:
+        node_id = unquote(http.match_info["node_id"])
+        state = await self._node.drain_node(node_id, undo=undo)
+        return web.json_response(
+            {
+                "node_id": node_id,
+                "draining": not undo,
+                "models": list(state.models),
+                "problems": state.problems,
+            }
+        )
 
     async def healthcheck(self, http: web.Request) -> web.Response:
         """This process lives; `ready` lists models out of whose ring a token has come."""

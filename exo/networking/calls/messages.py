@@ -111,6 +111,15 @@ class HeldModel:
     last_used: float = 0.0
 
 
+@dataclass(frozen=True)
+class DrainState:
+    """`models` in whose rings a node that is drained still has a part, and by model why it cannot
+    be served without the node."""
+
+    models: tuple[str, ...]
+    problems: dict[str, str]
+
+
 def capabilities_to_pb(found: DeviceCapabilities) -> pb.Capabilities:
     return pb.Capabilities(**found.to_json())
 

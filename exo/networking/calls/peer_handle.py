@@ -16,6 +16,7 @@ from exo.download.progress import OnProgress, Progress
 from exo.errors import InvalidFrame, PeerUnavailable, StepTimeout
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
+    DrainState,
     GenerationEvent,
     GenerationRequest,
     HeldModel,
@@ -54,8 +55,8 @@ class PeerIdentity:
 class Beat:
     """One heartbeat. `sees_you`: the sender has a working connection to the receiver too;
     `progress`: what it does for models now, or did lately; `plans`: what it knows of plans;
-    `report`: what it computes for whom; `silent`: nodes that did not answer it just now; `draining`:
-    it is to have no part in rings."""
+    `report`: what it computes for whom; `silent`: nodes that did not answer it just now;
+    `draining`: it is to have no part in rings."""
 
     memory_available_bytes: int
     max_epoch: int
@@ -146,9 +147,7 @@ class PeerHandle:
                     yield beat_from_pb(answer), time.monotonic() - sent
                     resting = asyncio.ensure_future(rest())
                     try:
-                        await asyncio.wait(
-                            [ended, resting], return_when=asyncio.FIRST_COMPLETED
-                        )
+                        await asyncio.wait([ended, resting], return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         resting.cancel()
                     if ended.done():
@@ -163,13 +162,26 @@ class PeerHandle:
         with errors_of(self._name):
             await self._stub.Goodbye(request, timeout=0.5)
 
+    async def drain(self, *, undo: bool = False) -> DrainState:
+        """Have the peer leave its rings, or be used for them again; asked again it says how far it
+        is."""
+        with errors_of(self._name):
+            reply = await self._stub.Drain(pb.DrainRequest(undo=undo), timeout=CALL_TIMEOUT_S)
+        return DrainState(tuple(reply.models), dict(reply.problems))
+
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+        self,
+        model_id: str,
+        dead_hash: str,
+        on_progress: OnProgress,
+        *,
+        make_room: bool = True,
+        renew: bool = False,
     ) -> RingPlan:
         """Ask the planner for a ready plan of the model, not `dead_hash`; it is made if there is
-        none, where idle models may have to go if `make_room`."""
+        none, where idle models may have to go if `make_room`, or if `renew`."""
         request = pb.EnsurePlanRequest(
-            model_id=model_id, dead_hash=dead_hash, keep_others=not make_room
+            model_id=model_id, dead_hash=dead_hash, keep_others=not make_room, renew=renew
         )
         with errors_of(self._name):
             call = self._stub.EnsurePlan(request)

@@ -20,6 +20,7 @@ from exo.download.sharing import Sharing
 from exo.errors import ExoError, PeerUnavailable
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
+    DrainState,
     GenerationEvent,
     GenerationRequest,
     HeldModel,
@@ -59,8 +60,17 @@ class NodeHandler(ABC):
     def on_goodbye(self, node_id: str, instance_id: str) -> None: ...
 
     @abstractmethod
+    async def drain(self, *, undo: bool = False) -> DrainState: ...
+
+    @abstractmethod
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+        self,
+        model_id: str,
+        dead_hash: str,
+        on_progress: OnProgress,
+        *,
+        make_room: bool = True,
+        renew: bool = False,
     ) -> RingPlan: ...
 
     @abstractmethod
@@ -113,7 +123,7 @@ class NodeServer:
         self._rings = RingServer(handler.on_frame)
         self.ring_port = 0
         self._server = grpc.aio.server(options=OPTIONS)
-        servicer = _Servicer(handler)
+        self._servicer = servicer = _Servicer(handler)
         add_NodeServiceServicer_to_server(servicer, self._server)
         # Pieces of files are bytes from end to end; a message would be copied twice more.
         read_file = grpc.unary_stream_rpc_method_handler(
@@ -154,6 +164,11 @@ class NodeServer:
             )
             return found
 
+    @property
+    def files_read(self) -> int:
+        """By peers, at this moment."""
+        return self._servicer.reading
+
     async def stop(self) -> None:
         await self._rings.stop()
         await self._server.stop(grace=0.2)
@@ -162,6 +177,7 @@ class NodeServer:
 class _Servicer(NodeServiceServicer):
     def __init__(self, handler: NodeHandler) -> None:
         self._handler = handler
+        self.reading = 0  # files, by peers, now
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
         host = _host_of(context.peer())
@@ -184,6 +200,10 @@ class _Servicer(NodeServiceServicer):
         self._handler.on_goodbye(request.node_id, request.instance_id)
         return pb.Ack()
 
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        state = await _answer(context, self._handler.drain(undo=request.undo))
+        return pb.DrainReply(models=state.models, problems=state.problems)
+
     async def EnsurePlan(
         self, request: pb.EnsurePlanRequest, context: Context
     ) -> AsyncIterator[pb.EnsurePlanEvent]:
@@ -194,6 +214,7 @@ class _Servicer(NodeServiceServicer):
                 request.dead_hash,
                 on_progress,
                 make_room=not request.keep_others,
+                renew=request.renew,
             ),
             lambda progress: pb.EnsurePlanEvent(progress=progress),
             lambda plan: pb.EnsurePlanEvent(plan=messages.plan_to_pb(plan)),
@@ -286,6 +307,7 @@ class _Servicer(NodeServiceServicer):
         return messages.listing_to_pb(await _answer(context, listing))
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[Any]:
+        self.reading += 1
         try:
             if request.relay:
                 ranged = relayed(request.repo, request.digest, request.start, request.end)
@@ -300,6 +322,8 @@ class _Servicer(NodeServiceServicer):
                 yield piece
         except ExoError as error:
             await abort(context, error)
+        finally:
+            self.reading -= 1
 
     async def ReportFailure(self, request: pb.StepFailure, context: Context) -> pb.Ack:
         self._handler.on_failure(messages.failure_from_pb(request))

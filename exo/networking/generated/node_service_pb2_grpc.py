@@ -49,6 +49,11 @@ class NodeServiceStub:
                 request_serializer=node__service__pb2.GoodbyeRequest.SerializeToString,
                 response_deserializer=node__service__pb2.Ack.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/exo.NodeService/Drain',
+                request_serializer=node__service__pb2.DrainRequest.SerializeToString,
+                response_deserializer=node__service__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.EnsurePlan = channel.unary_stream(
                 '/exo.NodeService/EnsurePlan',
                 request_serializer=node__service__pb2.EnsurePlanRequest.SerializeToString,
@@ -140,6 +145,13 @@ class NodeServiceServicer:
 
     def Goodbye(self, request, context):
         """A clean exit says so, so that nobody waits for a missing heartbeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """The receiver is to have no part in rings, or to have it again. Others learn it from its beats.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,6 +273,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.Goodbye,
                     request_deserializer=node__service__pb2.GoodbyeRequest.FromString,
                     response_serializer=node__service__pb2.Ack.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=node__service__pb2.DrainRequest.FromString,
+                    response_serializer=node__service__pb2.DrainReply.SerializeToString,
             ),
             'EnsurePlan': grpc.unary_stream_rpc_method_handler(
                     servicer.EnsurePlan,
@@ -414,6 +431,33 @@ class NodeService:
             '/exo.NodeService/Goodbye',
             node__service__pb2.GoodbyeRequest.SerializeToString,
             node__service__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/Drain',
+            node__service__pb2.DrainRequest.SerializeToString,
+            node__service__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,7 @@ ONE_WAY_GRACE_S = 3.0
 """How long a peer may take to connect back before it is called unreachable."""
 
 RETRY_S = 0.5
+TOLD_POLL_S = 0.05
 
 ROUND_TRIPS = 20
 """Of a peer's heartbeats that are remembered."""
@@ -92,7 +93,7 @@ class Membership(DiscoveryListener):
         self._unknown: dict[str, str] = {}  # address → what happened when it was asked
         self._asking: set[str] = set()
         self._duplicate_of_self = ""
-        self._silent: dict[str, float] = {}  # nodes that fell silent here, until when others are told
+        self._silent: dict[str, float] = {}  # who fell silent here, until when others are told
         self._tasks = TaskOwner("membership")
         self.port = 0
 
@@ -154,6 +155,11 @@ class Membership(DiscoveryListener):
     def alive(self) -> list[str]:
         return [peer.node_id for peer in self._peers.values() if peer.alive]
 
+    @property
+    def draining(self) -> frozenset[str]:
+        """Live peers that are to have no part in rings."""
+        return frozenset(p.node_id for p in self._peers.values() if p.alive and p.draining)
+
     def addresses(self) -> dict[str, str]:
         """Where live peers listen for nodes. For any thread."""
         peers = list(self._peers.values())
@@ -166,13 +172,30 @@ class Membership(DiscoveryListener):
         self._silent = {node_id: until for node_id, until in self._silent.items() if until > now}
         return frozenset(self._silent)
 
-    def suspect(self, node_ids: frozenset[str]) -> None:
-        """Another node has waited for these in vain: ask them now, with less patience."""
-        for node_id in node_ids:
-            peer = self._peers.get(node_id)
+    def told_by(self, node_id: str, beat: Beat) -> None:
+        """What a peer says of nodes, in its beats and in its answers to this node's. Those for whom
+        it has waited in vain are asked now, with less patience."""
+        sender = self._peers.get(node_id)
+        if sender is not None:
+            sender.draining = beat.draining
+        for silent in beat.silent:
+            peer = self._peers.get(silent)
             if peer is not None and peer.alive and not peer.suspected:
                 peer.suspected = True
                 peer.due.set()
+
+    async def told(self, timeout_s: float) -> None:
+        """Beat with every live peer now; returns when each has answered, or after `timeout_s`."""
+        self._beat_all()
+        # One that is under way may have been written before what is to be told.
+        before = {p.node_id: p.beats + 1 for p in self._peers.values() if p.alive}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(
+                    p.alive and p.beats <= before.get(p.node_id, -1) for p in self._peers.values()
+                ):
+                    self._beat_all()
+                    await asyncio.sleep(TOLD_POLL_S)
 
     def beat_soon(self, node_id: str) -> None:
         """What a peer said last may be old: ask it."""
@@ -214,6 +237,7 @@ class Membership(DiscoveryListener):
                     peer.identity.api_url if peer.identity else "",
                     peer.identity.capabilities if peer.identity else None,
                     peer.problem,
+                    peer.draining,
                 )
             )
             if peer.alive and route is not None:
@@ -327,6 +351,7 @@ class Membership(DiscoveryListener):
         assert peer.identity is not None
         peer.beats += 1
         peer.suspected = False
+        self.told_by(peer.node_id, beat)
         self._on_beat(peer.node_id, beat)
         peer.round_trip_ms = round_trip_s * 1000
         peer.round_trips_s.append(round_trip_s)

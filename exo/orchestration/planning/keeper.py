@@ -74,7 +74,8 @@ class _Fitted:
 class PlanKeeper:
     """One per node. `members` gives every live node by id, this one too; `planner_id` who plans
     now; `seen_epoch` the largest epoch of which peers spoke; `beat_s` the time between two
-    beats with a peer that is watched; `ask_soon` has a peer say anew what it knows."""
+    beats with a peer that is watched; `ask_soon` has a peer say anew what it knows; `draining`
+    gives live nodes that are to have no part in plans."""
 
     def __init__(
         self,
@@ -87,16 +88,20 @@ class PlanKeeper:
         beat_s: float,
         rule: PartitionRule = PartitionRule.MEMORY,
         ask_soon: Callable[[str], None] = lambda node_id: None,
+        draining: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._node_id = node_id
         self._members = members
+        self._draining = draining
         self._ask_soon = ask_soon
         self._planner_id = planner_id
         self._seen_epoch = seen_epoch
         self._places = places
         self._beat_s = beat_s
         self.published = PublishedPlans(on_change)
-        self._planner = Planner(node_id, members, lambda: self.published, self._next_epoch, rule)
+        self._planner = Planner(
+            node_id, members, lambda: self.published, self._next_epoch, rule, draining
+        )
         self._said: dict[str, PlansSaid] = {}
         self._doubts: dict[tuple[str, str], float] = {}  # since when
         self._alive: tuple[frozenset[str], float] = (frozenset(), 0.0)  # since when
@@ -128,23 +133,32 @@ class PlanKeeper:
     # What is asked of it ------------------------------------------------------------------------
 
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+        self,
+        model_id: str,
+        dead_hash: str,
+        on_progress: OnProgress,
+        *,
+        make_room: bool = True,
+        renew: bool = False,
     ) -> RingPlan:
         """A plan that serves: the published one unless it is `dead_hash`, else the planner's, which
-        may unload idle models for it if `make_room`. Raises what `Planner.ensure` raises."""
+        may unload idle models for it if `make_room`; with `renew` one that fits the nodes there are
+        now. Raises what `Planner.ensure` raises."""
         for attempt in range(1, PLAN_ATTEMPTS + 1):
             self.published.remove(dead_hash)
-            if (known := self.published.of(model_id)) is not None:
+            if (known := self.published.of(model_id)) is not None and not renew:
                 return known
             planner_id = self._planner_id()
             try:
                 if planner_id == self._node_id:
-                    return await self._planner.ensure(model_id, on_progress, make_room=make_room)
+                    return await self._planner.ensure(
+                        model_id, on_progress, make_room=make_room, renew=renew
+                    )
                 planner = self._members().get(planner_id)
                 if planner is None:
                     raise PeerUnavailable(f"the planner {planner_id} is gone")
                 plan = await planner.ensure_plan(
-                    model_id, dead_hash, on_progress, make_room=make_room
+                    model_id, dead_hash, on_progress, make_room=make_room, renew=renew
                 )
             except PeerUnavailable:
                 # A planner that is gone is followed by another one.
@@ -166,9 +180,15 @@ class PlanKeeper:
         self.published.saw_epoch(plan.epoch)
 
     def take(self, plan: RingPlan) -> None:
-        """The plan serves, unless a later one does; the other one's head lets it run out."""
+        """The plan serves, unless a later one does; the other one's head lets it run out. Answers
+        on a ring with a node that leaves do not wait for that: they go on elsewhere."""
         other = self.published.add(plan)
-        if other is not None and other.head_id == self._node_id:
+        if other is None or other.head_id != self._node_id:
+            return
+        if leaving := self._draining() & set(other.node_ids) - set(plan.node_ids):
+            why = f"node {', '.join(leaving)} leaves the ring of {other.model_id}"
+            self._places.end(other.hash, PeerUnavailable(why))
+        else:
             retiring = self._places.retire(other.hash, "another plan serves")
             self._tasks.background(retiring, "retire")
 
@@ -306,28 +326,31 @@ class PlanKeeper:
         self._places.end(plan_hash, PeerUnavailable(f"the ring broke: {why}"))
 
     def _fit_to(self, alive: frozenset[str]) -> None:
-        """Have every wanted model served by all who live, once they have been the same for a beat:
-        nodes often come several at once."""
+        """Have every wanted model served by all who live and stay, once those who live have been
+        the same for a beat: nodes often come several at once."""
         since = self._alive[1]
         if self._now - since < self._beat_s:
             asyncio.get_running_loop().call_later(self._beat_s, self.look_soon)
             return
-        for model_id in self.published.wanted:
-            if model_id not in self._fitting and not self._fits(model_id, alive):
-                work = self._fit(model_id, alive)
+        staying = alive - self._draining()
+        for model_id in self.published.wanted if staying else ():
+            if model_id not in self._fitting and not self._fits(model_id, staying):
+                work = self._fit(model_id, staying)
                 self._fitting[model_id] = self._tasks.background(work, f"fit {model_id}")
 
     def _fits(self, model_id: str, alive: frozenset[str]) -> bool:
-        """Whether a model is served by all who live, or was tried to be a moment ago."""
+        """Whether a model is served by all who live and stay, or was tried to be a moment ago."""
         plan, last = self.published.of(model_id), self._fitted.get(model_id)
-        if plan is not None and alive <= set(plan.node_ids):
+        has_leaving = plan is not None and not self._draining().isdisjoint(plan.node_ids)
+        fitting = None if has_leaving else plan
+        if fitting is not None and alive <= set(fitting.node_ids):
             return True
-        if plan is not None and alive <= {*plan.node_ids, *dict(plan.left_out)}:
+        if fitting is not None and alive <= {*fitting.node_ids, *dict(fitting.left_out)}:
             # It was made with them in view, a moment ago.
-            reasons = (why for node, why in plan.left_out if node in alive)
+            reasons = (why for node, why in fitting.left_out if node in alive)
             rest_s = LONGEST_REST_S if all(map(is_slower, reasons)) else FIRST_REST_S
-            fitted = _Fitted(alive, plan.hash, 0, self._now + rest_s)
-            if last is None or (last.alive, last.plan_hash) != (alive, plan.hash):
+            fitted = _Fitted(alive, fitting.hash, 0, self._now + rest_s)
+            if last is None or (last.alive, last.plan_hash) != (alive, fitting.hash):
                 last = self._fitted[model_id] = fitted
         plan_hash = plan.hash if plan is not None else ""
         if last is None or (last.alive, last.plan_hash) != (alive, plan_hash):

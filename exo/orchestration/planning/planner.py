@@ -23,7 +23,7 @@ from exo.errors import (
     PlanMismatch,
 )
 from exo.models.description import ModelDescription
-from exo.networking.calls.messages import Prepared
+from exo.networking.calls.messages import DrainState, Prepared
 from exo.orchestration.files.cluster_files import FileHolder
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
@@ -40,7 +40,13 @@ class Member(FileHolder, Protocol):
     """What is asked of a node for plans: of this one, or of a peer over gRPC."""
 
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+        self,
+        model_id: str,
+        dead_hash: str,
+        on_progress: OnProgress,
+        *,
+        make_room: bool = True,
+        renew: bool = False,
     ) -> RingPlan: ...
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None: ...
@@ -52,6 +58,8 @@ class Member(FileHolder, Protocol):
     async def retire(self, plan_hash: str, reason: str) -> None: ...
 
     async def idle_s(self, plan_hash: str) -> float | None: ...
+
+    async def drain(self, *, undo: bool = False) -> DrainState: ...
 
     async def unload(self, plan_hash: str) -> bool: ...
 
@@ -74,7 +82,7 @@ class _Making:
 
 class Planner:
     """`members` gives every live node by id, `published` the plans that serve, `next_epoch` an
-    epoch larger than any the cluster has seen."""
+    epoch larger than any the cluster has seen, `draining` the nodes that get no layers."""
 
     def __init__(
         self,
@@ -83,8 +91,10 @@ class Planner:
         published: Callable[[], Iterable[RingPlan]],
         next_epoch: Callable[[], int],
         rule: PartitionRule = PartitionRule.MEMORY,
+        draining: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._node_id = node_id
+        self._draining = draining
         self._members = members
         self._published = published
         self._next_epoch = next_epoch
@@ -225,13 +235,17 @@ class Planner:
         self, model_id: str, members: Mapping[str, Member], making: _Making
     ) -> tuple[dict[str, Prepared], dict[str, str]]:
         """What each node says of the model, and why others cannot serve it."""
-        asked = {name: member for name, member in members.items() if name not in making.full}
+        leaving = self._draining() & members.keys()
+        asked = {n: m for n, m in members.items() if n not in making.full and n not in leaving}
         answers = await asyncio.gather(
             *(member.prepare(model_id, making.on_progress) for member in asked.values()),
             return_exceptions=True,
         )
         prepared: dict[str, Prepared] = {}
-        errors: dict[str, ExoError] = {**making.full}
+        errors: dict[str, ExoError] = {
+            **making.full,
+            **{node_id: PeerUnavailable(f"node {node_id} is being drained") for node_id in leaving},
+        }
         for node_id, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Prepared):
                 prepared[node_id] = self._free(node_id, answer)

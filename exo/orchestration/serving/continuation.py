@@ -18,9 +18,6 @@ ATTEMPTS = 4
 """Rings that are tried, one after the other with no token between them, for an answer that has not
 begun."""
 
-REJOIN_WAIT_S = 10.0
-"""So long an answer that has begun waits for a ring that can go on with it."""
-
 SETTLE_S = 0.2
 """How long members have to find out who is gone before they are asked again, times the attempt."""
 
@@ -31,17 +28,20 @@ async def generate_on_any_ring(
     request: GenerationRequest,
     ring: Callable[[str], Awaitable[RingPlan]],
     at_head: Callable[[RingPlan, GenerationRequest], AsyncGenerator[GenerationEvent, None]],
+    rejoin_wait_s: float,
 ) -> AsyncGenerator[GenerationEvent, None]:
     """The tokens of one sequence, whichever rings they come from: none twice, none missing. What a
     ring had computed and not told is computed again by the next one, to the same tokens.
 
-    `ring` gives one that serves, not the one whose hash it is told; `at_head` has it generate.
+    `ring` gives one that serves, not the one whose hash it is told; `at_head` has it generate. An
+    answer that has begun waits `rejoin_wait_s` for a ring that can go on with it: a node that is
+    needed may come back.
 
     Raises:
         ExoError: no ring could be had, or the sequence failed.
     """
     clock = asyncio.get_running_loop().time
-    begun, trouble_since = clock(), 0.0
+    begun, trouble_since, trouble = clock(), 0.0, ""
     given: list[int] = []
     dead_hash, attempt = "", 0
     while True:
@@ -62,8 +62,14 @@ async def generate_on_any_ring(
             ):
                 raise
             attempt += 1
-            trouble_since = clock() if attempt == 1 else trouble_since
-            if clock() - trouble_since > REJOIN_WAIT_S if given else attempt == ATTEMPTS:
+            if attempt == 1:
+                trouble_since, trouble = clock(), error.message
+            if given and clock() - trouble_since > rejoin_wait_s:
+                raise type(error)(
+                    f"{trouble}. For {rejoin_wait_s:.0f} s nobody could go on with the answer, of "
+                    f"{len(given)} tokens: {error.message}"
+                ) from error
+            if not given and attempt == ATTEMPTS:
                 raise
             logger.info(
                 "%s: %s; going on after %d tokens", request.sequence_id, error.message, len(given)

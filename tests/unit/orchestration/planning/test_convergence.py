@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from simulated_nodes import GB, Net, SimNode, net_gb
+from simulated_nodes import Net, SimNode, net_gb
 from virtual_time import VirtualTimeLoop
 
 from exo.download.progress import unheard

@@ -10,9 +10,10 @@ from virtual_time import VirtualTimeLoop
 from exo.errors import EngineFailed, ExoError, ModelTooLarge, PeerUnavailable
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest
-from exo.orchestration.serving.continuation import REJOIN_WAIT_S, generate_on_any_ring
+from exo.orchestration.serving.continuation import generate_on_any_ring
 from exo.shard import RingMember, RingPlan, Shard
 
+REJOIN_WAIT_S = 10.0
 REQUEST = GenerationRequest("s", (5, 6), SamplingParams(), 10, timeout_s=1000)
 
 
@@ -51,7 +52,7 @@ class Cluster:
 
 def answer_of(cluster: Cluster) -> list[int]:
     async def tokens() -> list[int]:
-        events = generate_on_any_ring(REQUEST, cluster.ring, cluster.at_head)
+        events = generate_on_any_ring(REQUEST, cluster.ring, cluster.at_head, REJOIN_WAIT_S)
         return [event.token.token_id async for event in events if event.token]
 
     loop = VirtualTimeLoop()
@@ -81,7 +82,7 @@ def test_who_has_not_begun_tries_a_few_rings() -> None:
 def test_a_ring_that_cannot_be_had_again_is_waited_for_but_not_for_ever() -> None:
     many: list[int | ExoError] = [ModelTooLarge("b is away") for _ in range(100)]
     cluster = Cluster([3, *many])
-    with pytest.raises(ModelTooLarge):
+    with pytest.raises(ModelTooLarge, match=r"gone.* 10 s .* of 3 tokens: b is away"):
         answer_of(cluster)
     assert 100 - len(cluster._lives) > REJOIN_WAIT_S / 2
 
