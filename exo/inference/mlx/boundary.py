@@ -33,6 +33,17 @@ class PerToken:
         others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
         return mx.moveaxis(rows.reshape(-1, *others), 0, self.axis).astype(self.dtype)
 
+    @property
+    def has_batch_axis(self) -> bool:
+        """Whether the first axis counts sequences."""
+        return self.axis > 0 and self.shape[0] == 1
+
+    def from_one_of_each(self, rows: mx.array) -> mx.array:
+        """Rows that are one token each of as many sequences."""
+        others = (1 if axis == self.axis else size for axis, size in enumerate(self.shape))
+        _, *shape = others
+        return rows.reshape(-1, *shape).astype(self.dtype)
+
 
 @dataclass(frozen=True)
 class Boundary:
@@ -50,13 +61,23 @@ class Boundary:
     def features(self) -> int:
         return sum(part.features for part in self.parts)
 
-    def pack(self, returned: Any) -> mx.array:
-        """What a layer returned, as [tokens, features]."""
+    @property
+    def has_batch_axis(self) -> bool:
+        """Whether several sequences may pass it at once, a token of each."""
+        return all(part.has_batch_axis for part in self.parts)
+
+    def pack(self, returned: Any, *, one_of_each: bool = False) -> mx.array:
+        """What a layer returned, as [tokens, features]. `one_of_each`: each token is of another
+        sequence."""
         pairs = zip(flat(self.template), flat(returned), strict=True)
-        rows = [part.to_rows(array) for part, array in pairs if isinstance(part, PerToken)]
+        rows = [
+            array.reshape(array.shape[0], -1) if one_of_each else part.to_rows(array)
+            for part, array in pairs
+            if isinstance(part, PerToken)
+        ]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=1)
 
-    def unpack(self, rows: mx.array) -> Any:
+    def unpack(self, rows: mx.array, *, one_of_each: bool = False) -> Any:
         """[tokens, features] as what the layer returned; raises InvalidFrame for another width."""
         if rows.ndim != 2 or rows.shape[1] != self.features:
             raise InvalidFrame(
@@ -70,7 +91,8 @@ class Boundary:
                 return type(node)(fill(item) for item in node)
             if isinstance(node, PerToken):
                 start, end = next(columns)
-                return node.from_rows(rows[:, start:end])
+                mine = rows[:, start:end]
+                return node.from_one_of_each(mine) if one_of_each else node.from_rows(mine)
             return None
 
         return fill(self.template)

@@ -38,6 +38,52 @@ def advance(cache: Any, tokens: int) -> None:
         cache.offset += tokens
 
 
+def advance_together(cache: Any, sequences: int) -> None:
+    """Count one token of each sequence in merged caches of a layer that runs elsewhere."""
+    if hasattr(cache, "update_and_fetch"):
+        thin = mx.zeros((sequences, 1, 1, 1))
+        cache.update_and_fetch(thin, thin)
+
+
+def can_merge(caches: Any) -> bool:
+    """Whether mlx-lm can hold such caches of several sequences side by side."""
+    return all(hasattr(type(leaf), "merge") for leaf in leaves(caches))
+
+
+def merged(sequences: list[list[Any]], used: frozenset[int] | None) -> list[Any]:
+    """The caches of several sequences side by side, their ends aligned. `used`: leaves in which
+    something is kept, None for all; the others only count."""
+    return [
+        together[0].merge(list(together))
+        for together in zip(*(_counting(caches, used) for caches in sequences), strict=True)
+    ]
+
+
+def split(caches: list[Any], index: int) -> list[Any]:
+    """One sequence's own caches again."""
+    return [_split(cache, index) for cache in caches]
+
+
+def _split(cache: Any, index: int) -> Any:
+    if hasattr(cache, "caches"):
+        twin = copy(cache)
+        twin.caches = tuple(_split(held, index) for held in cache.caches)
+        return twin
+    if any(state is None for state in getattr(cache, "cache", ())):
+        return type(cache)(len(cache.cache))  # of a layer that runs elsewhere: there is no state
+    return cache.extract(index)
+
+
+def _counting(caches: list[Any], used: frozenset[int] | None) -> list[Any]:
+    """With keys one feature wide where `advance` counted without any."""
+    from mlx_lm.models.cache import KVCache  # slow to import, see MLXEngine
+
+    for index, leaf in enumerate(leaves(caches)):
+        if used is not None and index not in used and type(leaf) is KVCache:
+            leaf.keys = leaf.values = mx.zeros((1, 1, leaf.offset, 1))
+    return caches
+
+
 def truncate(caches: Any, tokens: int) -> bool:
     """Forget the last `tokens`; False where a cache cannot (recurrent state, a full window)."""
     found = list(leaves(caches))

@@ -143,6 +143,8 @@ class CutModel:
             object.__setattr__(layer, "_exo_cut", self._cut)
             object.__setattr__(layer, "_exo_index", index)
         self.boundaries, self.cuts, self.uncuttable = self._trace()
+        self._used: dict[tuple[int, int], frozenset[int]] = {}
+        """By range of layers, which of the caches' leaves they keep something in."""
 
     @property
     def model_type(self) -> str:
@@ -243,9 +245,47 @@ class CutModel:
             result = self.boundaries[end - 1].pack(left.returned) if end < self.n_layers else None
         finally:
             cut.received = None
-        for cache_leaf in kv.leaves(caches):
-            if not cut.passive and id(cache_leaf) not in cut.used_caches:
-                kv.advance(cache_leaf, token_ids.size)
+        leaves = list(kv.leaves(caches))
+        if not cut.passive:
+            unused = [i for i, leaf in enumerate(leaves) if id(leaf) not in cut.used_caches]
+            self._used[start, end] = frozenset(range(len(leaves))) - frozenset(unused)
+            for index in unused:
+                kv.advance(leaves[index], token_ids.size)
+        return result
+
+    def used_leaves(self, start: int, end: int) -> frozenset[int] | None:
+        """Which of the caches' leaves layers [start, end) keep something in, once they ran; None:
+        all."""
+        return None if self._cut.passive else self._used[start, end]
+
+    def forward_together(
+        self,
+        start: int,
+        end: int,
+        token_ids: mx.array,
+        rows: mx.array | None,
+        caches: list[Any],
+    ) -> mx.array:
+        """Run layers [start, end) over one token of each of several sequences, lazily.
+
+        token_ids: int32 [sequences]. rows: [sequences, features]. caches: those of the sequences
+        side by side (`kv.merged`). Returns [sequences, features], on the last shard [sequences,
+        vocabulary].
+        """
+        cut = self._cut
+        cut.start, cut.end, cut.keep_last, cut.used_caches = start, end, 1, set()
+        if rows is not None:
+            cut.received = self.boundaries[start - 1].unpack(rows, one_of_each=True)
+        try:
+            result: mx.array = self.model(token_ids[:, None], cache=caches)[:, -1]
+        except _Left as left:
+            result = self.boundaries[end - 1].pack(left.returned, one_of_each=True)
+        finally:
+            cut.received = None
+        if not cut.passive:
+            for leaf in kv.leaves(caches):
+                if id(leaf) not in cut.used_caches:
+                    kv.advance_together(leaf, token_ids.size)
         return result
 
     def _headless(self) -> Any:

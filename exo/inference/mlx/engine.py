@@ -29,6 +29,7 @@ from exo.inference.mlx.host_linear import (
     move_to_host,
     move_to_host_when_called,
 )
+from exo.inference.mlx.together import Company, Together, works
 from exo.models.description import (
     ModelDescription,
     describe_checkpoint,
@@ -63,18 +64,22 @@ class _Loaded:
     in_memory: set[int] = field(default_factory=set)
     cache_pages: dict[Shard, int] = field(default_factory=dict)
     """So many pages of the KV cache memory has room for."""
+    together: dict[Shard, Together] = field(default_factory=dict)
+    """Sequences that decode in one forward pass. Shards that are not here take one at a time."""
 
 
 @dataclass
 class _SequenceCache:
-    caches: list[Any]
+    """`caches` are None while they are beside others' in the shard's `together`."""
+
+    caches: list[Any] | None
     length: int = 0
 
 
 class MLXEngine(InferenceEngine):
-    """Each slice of a batch runs through mlx-lm's model on its own prompt cache, so a sequence's
-    tokens do not depend on what else is in the step; the graphs are built first and evaluated
-    together.
+    """Each chunk of a prompt runs through mlx-lm's model on its own prompt cache, and sequences
+    that decode run together where the model's class can do that; the graphs are built first and
+    evaluated at once. In company a sequence's numbers are rounded otherwise than alone.
 
     On a CPU, `packed_linears` gives quantized linear layers to the cpu engine's kernels; without,
     everything is float32 and this engine is what the other is measured against."""
@@ -129,6 +134,9 @@ class MLXEngine(InferenceEngine):
             page_bytes = self._read_the_rest(shard, loaded.model)
             on_host = self._on_cpu or mx.metal.is_available()
             loaded.cache_pages[shard] = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
+            if works(loaded.model, shard.start_layer, shard.end_layer):
+                used = loaded.model.used_leaves(shard.start_layer, shard.end_layer)
+                loaded.together[shard] = Together(used)
         except BaseException:
             self.unload_shard(shard)
             raise
@@ -185,6 +193,7 @@ class MLXEngine(InferenceEngine):
         if loaded is None:
             return
         loaded.shards.discard(shard)
+        loaded.together.pop(shard, None)
         for key in [key for key in self._sequences if key[0] == shard]:
             del self._sequences[key]
         if not loaded.shards:
@@ -202,35 +211,65 @@ class MLXEngine(InferenceEngine):
     def compute(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
     ) -> npt.NDArray[Any]:
-        model = self._loaded[shard.model_id].model
-        outputs: list[mx.array] = []
-        states: list[mx.array] = []
+        parts = list(batch)
         self._final = []
-        for part, rows in batch:
-            sequence = self._at_start(shard, part, model)
-            received = None if hidden_states is None else _to_mlx(hidden_states[rows])
+        by_row, states = self._run_together(shard, batch.token_ids, parts, hidden_states)
+        model = self._loaded[shard.model_id].model
+        for part, rows in parts:
+            if rows.start in by_row:
+                continue
+            caches = self._at_start(shard, part, model)
             output = model.forward(
                 shard.start_layer,
                 shard.end_layer,
                 mx.array(batch.token_ids[rows]),
-                received,
-                sequence.caches,
+                None if hidden_states is None else _to_mlx(hidden_states[rows]),
+                caches,
                 logits=part.logits,
                 want_states=part.pools,
             )
-            sequence.length = part.end
-            states += kv.arrays(sequence.caches)
+            self._sequences[shard, part.sequence_id].length = part.end
+            states += kv.arrays(caches)
             if part.pools and shard.is_last:
                 assert output is not None
                 self._final.append((rows, output))
             elif output is not None:
-                outputs.append(output)
+                by_row[rows.start] = output
+        outputs = [by_row[row] for row in sorted(by_row)]
         mx.eval(outputs, states, [final for _, final in self._final])
         if shard.is_last:
             if not outputs:
                 return np.zeros((0, 0), np.float32)
             return np.concatenate([np.array(rows.astype(mx.float32)) for rows in outputs])
         return _to_numpy(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
+
+    def _run_together(
+        self,
+        shard: Shard,
+        token_ids: npt.NDArray[np.int32],
+        parts: list[tuple[Slice, slice]],
+        hidden_states: npt.NDArray[Any] | None,
+    ) -> tuple[dict[int, mx.array], list[mx.array]]:
+        """Sequences that decode in company: what comes out of each, by its row, and what to
+        evaluate with it."""
+        model = self._loaded[shard.model_id].model
+        by_row: dict[int, mx.array] = {}
+        states: list[mx.array] = []
+        row_of = {part.sequence_id: rows.start for part, rows in parts}
+        for company in self._companies(shard, parts):
+            chosen = [row_of[sequence_id] for sequence_id in company.ids]
+            output = model.forward_together(
+                shard.start_layer,
+                shard.end_layer,
+                mx.array(token_ids[chosen]),
+                None if hidden_states is None else _to_mlx(hidden_states[chosen]),
+                company.caches,
+            )
+            states += kv.arrays(company.caches)
+            for index, sequence_id in enumerate(company.ids):
+                by_row[chosen[index]] = output[index : index + 1]
+                self._sequences[shard, sequence_id].length += 1
+        return by_row, states
 
     def measure_read_rate(self) -> float:
         """By products of one row with a packed matrix, which is what decoding consists of."""
@@ -252,22 +291,59 @@ class MLXEngine(InferenceEngine):
             found[rows] = final
         return found
 
-    def _at_start(self, shard: Shard, part: Slice, model: CutModel) -> _SequenceCache:
-        """The sequence's cache, truncated to the slice's start."""
+    def _at_start(self, shard: Shard, part: Slice, model: CutModel) -> list[Any]:
+        """The sequence's own caches, truncated to the slice's start."""
         key = (shard, part.sequence_id)
         held = self._sequences.get(key)
         if part.start == 0:
+            self._forget([key])
             held = self._sequences[key] = _SequenceCache(model.new_caches())
         elif held is None or held.length < part.start:
             raise cache_miss(part, held.length if held else 0)
         else:
             self._cut_back(shard, part, held)
-        return held
+        return self._own_caches(key)
+
+    def _own_caches(self, key: tuple[Shard, str]) -> list[Any]:
+        """A sequence's caches, no longer beside others'."""
+        shard, sequence_id = key
+        held = self._sequences[key]
+        if held.caches is None:
+            held.caches = self._loaded[shard.model_id].together[shard].take(sequence_id)
+        return held.caches
+
+    def _companies(self, shard: Shard, parts: list[tuple[Slice, slice]]) -> list[Company]:
+        """Who of a step decodes in one forward pass with whom. Whoever is in a company and has no
+        part in the step leaves it."""
+        together = self._loaded[shard.model_id].together.get(shard)
+        if together is None:
+            return []
+        decoding: dict[str, _SequenceCache] = {}
+        for part, _ in parts:
+            held = self._sequences.get((shard, part.sequence_id))
+            is_next = held is not None and held.length == part.start > 0
+            if held is not None and is_next and part.length == part.logits == 1:
+                decoding[part.sequence_id] = held
+        for sequence_id in together.in_company_with(decoding):
+            self._own_caches((shard, sequence_id))
+        lengths = {one: held.length for one, held in decoding.items()}
+        own = {one: held.caches for one, held in decoding.items() if held.caches is not None}
+        alone = together.arrange(lengths, own)
+        for one, held in decoding.items():
+            held.caches = alone.get(one)
+        return together.companies_of(lengths)
+
+    def _forget(self, keys: list[tuple[Shard, str]]) -> None:
+        for key in keys:
+            if (held := self._sequences.pop(key, None)) is not None and held.caches is None:
+                shard, sequence_id = key
+                self._loaded[shard.model_id].together[shard].drop(sequence_id)
 
     def _cut_back(self, shard: Shard, part: Slice, held: _SequenceCache) -> None:
         if held.length == part.start:
             return
-        if not kv.truncate(held.caches, held.length - part.start):
+        own = self._own_caches((shard, part.sequence_id))
+        if not kv.truncate(own, held.length - part.start):
             raise CacheMiss(
                 f"sequence {part.sequence_id}: a cache of "
                 f"{self._loaded[shard.model_id].model.model_type} holds "
@@ -276,17 +352,19 @@ class MLXEngine(InferenceEngine):
         held.length = part.start
 
     def take_over(self, shard: Shard, part: Slice) -> None:
-        held = self._sequences.get((shard, part.takes_over))
+        source = (shard, part.takes_over)
+        held = self._sequences.get(source)
         if held is None or held.length < part.start:
             raise cache_miss(part, held.length if held else 0)
+        own = self._own_caches(source)
         if part.moves:
             # A copy would be written to at once, and for a moment a long chat be there twice.
-            del self._sequences[shard, part.takes_over]
+            del self._sequences[source]
             taken = held
         else:
-            taken = _SequenceCache(kv.copied(held.caches), held.length)
-        self._cut_back(shard, part, taken)
+            taken = _SequenceCache(kv.copied(own), held.length)
         self._sequences[shard, part.sequence_id] = taken
+        self._cut_back(shard, part, taken)
 
     def cache_room(self, shard: Shard) -> CacheRoom:
         loaded = self._loaded[shard.model_id]
@@ -299,8 +377,7 @@ class MLXEngine(InferenceEngine):
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)
-        for key in [key for key in self._sequences if key[1] in gone]:
-            del self._sequences[key]
+        self._forget([key for key in self._sequences if key[1] in gone])
         if not self._sequences:
             mx.clear_cache()
 
