@@ -95,6 +95,7 @@ class HubServer:
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application()
+        app.router.add_get("/api/models", self._search)
         app.router.add_get("/api/models/{repo:[^/]+/[^/]+}", self._info)
         app.router.add_get("/api/models/{repo:[^/]+/[^/]+}/revision/{revision}", self._info)
         app.router.add_get("/api/models/{repo:[^/]+/[^/]+}/tree/{revision}", self._tree)
@@ -132,6 +133,21 @@ class HubServer:
                 fault.times -= 1
                 return fault
         return None
+
+    async def _search(self, http: web.Request) -> web.Response:
+        """Of the real hub's answer what exo reads."""
+        words = http.query.get("search", "").lower()
+        repos = sorted(repo for repo in self.repos if words in repo.lower())
+        found = [
+            {
+                "id": repo,
+                "downloads": 1234,
+                "tags": ["safetensors"],
+                "safetensors": {"parameters": {"F32": 1000}, "total": 1000},
+            }
+            for repo in repos
+        ]
+        return web.json_response(found)
 
     async def _info(self, http: web.Request) -> web.Response:
         _, commit, files = self._find(http)

@@ -5,6 +5,7 @@ import { getJson } from "./api.js";
 import { ClusterView } from "./cluster.js";
 import * as kept from "./conversations.js";
 import { button, download, element, make } from "./dom.js";
+import { Models } from "./models.js";
 import { asRequest, Settings } from "./settings.js";
 import { Transcript } from "./transcript.js";
 
@@ -269,6 +270,13 @@ page.cluster.addEventListener("click", () => {
 });
 page.menu.addEventListener("click", () => document.body.classList.toggle("menu"));
 const settings = new Settings(element("how"));
+new Models((id) => {
+  // One of the hub's is in no list yet.
+  if (![...page.model.options].some(({ value }) => value === id)) page.model.append(new Option(id, id));
+  page.model.value = id;
+  localStorage.setItem(MODEL, id);
+  page.input.focus();
+});
 page.settings.addEventListener("click", async () => {
   if ((await settings.edit(conversation)) && conversation.head) await keep();
 });

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from exo.api.chat import Chat
 from exo.api.cluster.bench import BenchRoutes
+from exo.api.cluster.catalog import CatalogRoutes
 from exo.api.cluster.downloads import DownloadRoutes
 from exo.api.cluster.metrics import Metrics
 from exo.api.cluster.state import ClusterRoutes
@@ -82,6 +83,7 @@ class ApiServer:
         app.on_cleanup.append(downloads.close)
         routes = [route for one in DIALECTS for route in one(node, chat, config.defaults).routes()]
         routes += ClusterRoutes(node).routes() + BenchRoutes(node).routes() + downloads.routes()
+        routes += CatalogRoutes(node).routes()
         routes += metrics.routes()
         routes += openapi_routes(routes, tinychat_folder() / "docs.html")
         add_routes(app, routes)

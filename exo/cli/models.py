@@ -21,6 +21,7 @@ from exo.download.store import ModelStore, default_sources
 from exo.errors import ModelNotFound, PeerUnavailable
 from exo.models.card import ModelCard, registry, resolve
 from exo.orchestration.files.usage import Usage
+from exo.topology.fit import fit
 
 
 def show_models(args: argparse.Namespace) -> int:
@@ -34,8 +35,9 @@ def show_models(args: argparse.Namespace) -> int:
     if args.all:
         cards = registry() | cards
     last_used = Usage(home() / "usage.json").last_used()
-    columns = ("model", "name", "size", "last used", *(["nodes"] if elsewhere else []), "files")
-    table = _table(*columns)
+    columns = ["model", "name", "size", *(["fits"] if args.all else []), "last used"]
+    table = _table(*columns, *(["nodes"] if elsewhere else []), "files")
+    free = _free(args.chatgpt_api_port) if args.all else (0, 0)
     for card in cards.values():
         here = store.find(card.model_id, ()) if card in known else None
         nodes = elsewhere.get(card.model_id, [])
@@ -45,8 +47,12 @@ def show_models(args: argparse.Namespace) -> int:
         used = max([n["last_used"] or 0 for n in nodes] + [last_used.get(card.model_id, 0)])
         part = ", in part" if here and store.find(card.model_id) is None else ""
         taken = card.path.stat().st_size if card.path else store.size(here) if here else 0
-        size = f"{taken / 1e6:,.0f} MB{part}" if taken else ""
-        row = [card.model_id, card.name, size, _ago(used)]
+        about = "" if taken else "about "
+        known_size = taken or card.size_bytes
+        size = f"{about}{known_size / 1e6:,.0f} MB{part}" if known_size else ""
+        row = [card.model_id, card.name, size]
+        row += [_fits(known_size, *free)] if args.all else []
+        row += [_ago(used)]
         row += [", ".join(map(_share, nodes))] if elsewhere else []
         table.add_row(*row, where)
     console = _console()
@@ -109,6 +115,25 @@ def _format(files: list[Path]) -> str:
         for entry in tensors_of(file).values():
             taken[entry.dtype] += entry.nbytes
     return taken.most_common(1)[0][0]
+
+
+def _free(api_port: int) -> tuple[int, int]:
+    """Memory that models may take on this machine and in the cluster, or here alone if no node
+    runs."""
+    from exo.topology.capabilities import probe
+
+    try:
+        found = asyncio.run(get_json(api_port, "/v1/catalog"))["memory"]
+    except PeerUnavailable:
+        here = probe().memory_available_bytes
+        return here, here
+    return found["here"], found["cluster"]
+
+
+def _fits(size: int, here: int, cluster: int) -> str:
+    fits, missing = fit(size, here, cluster)
+    words = {"here": "here", "cluster": "the cluster", "no": f"no, {missing / 1e9:.0f} GB short"}
+    return words[fits] if fits else ""
 
 
 def _on_nodes(api_port: int) -> dict[str, list[dict[str, Any]]]:

@@ -35,6 +35,8 @@ class ModelCard:
     repo: str | None = None
     wheel: WheelMirror | None = None
     path: Path | None = None
+    size_bytes: int = 0
+    """About; 0 where it is not known before its files are."""
 
 
 DUMMY = ModelCard("dummy", "A model without arithmetic, for tests", path=Path())
@@ -49,6 +51,7 @@ def registry() -> dict[str, ModelCard]:
             entry["name"],
             entry["repo"],
             WheelMirror(**entry["wheel"]) if "wheel" in entry else None,
+            size_bytes=int(entry["gb"] * 1e9),
         )
         for model_id, entry in _toml()["models"].items()
     }

@@ -55,6 +55,7 @@ from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
+from exo.topology.partitioning import Partition
 from exo.topology.placement import STEP_S, NodePace
 from exo.topology.topology import NodeView, Topology
 
@@ -273,6 +274,19 @@ class StandardNode(NodeHandler):
         """Return at the next change of members or plans."""
         async with self._changed:
             await self._changed.wait()
+
+    async def preview(self, model_id: str) -> Partition:
+        """Where a plan made now would put the model's layers. Raises what `Planner.preview`
+        raises."""
+        return await self._keeper.preview(model_id)
+
+    async def unload_model(self, model_id: str) -> bool:
+        """Have the model's plan ended and its memory given back everywhere; False if something runs
+        on it."""
+        plan = self.plans.of(model_id)
+        if plan is None:
+            return True
+        return await self._members()[plan.head_id].unload(plan.hash)
 
     # Leaving: what others do for this node ------------------------------------------------------
 

@@ -23,6 +23,7 @@ from exo.orchestration.planning.planner import Member, Planner
 from exo.orchestration.planning.published import PublishedPlans
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
+from exo.topology.partitioning import Partition
 from exo.topology.placement import PartitionRule, is_slower
 
 logger = logging.getLogger(__name__)
@@ -168,6 +169,10 @@ class PlanKeeper:
                 self.take(plan)
                 return plan
         raise AssertionError("the loop returns or raises")
+
+    async def preview(self, model_id: str) -> Partition:
+        """Raises what `Planner.preview` raises."""
+        return await self._planner.preview(model_id)
 
     def check_not_stale(self, plan: RingPlan) -> None:
         """Raises PlanMismatch if a later plan of the model serves."""

@@ -141,6 +141,17 @@ class Planner:
         finally:
             making.listeners.remove(on_progress)
 
+    async def preview(self, model_id: str) -> Partition:
+        """Where a plan made now would put the layers, with what it would leave out; nothing is
+        loaded.
+
+        Raises:
+            ExoError: what `ensure` raises of a placement.
+        """
+        prepared, left_out = await self._prepare(model_id, self._members(), _Making())
+        _, partition = self._partition(prepared, left_out)
+        return replace(partition, left_out=(*left_out.items(), *partition.left_out))
+
     @property
     def making(self) -> frozenset[str]:
         """Hashes of the plans that are being made."""

@@ -1,0 +1,157 @@
+"""Models to choose from: what there is and where, whether it fits, and having it loaded or not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from exo.api.http.bodies import Body, read_body
+from exo.api.http.routes import Route
+from exo.download.progress import unheard
+from exo.errors import InvalidRequest, ModelNotFound
+from exo.models.card import DUMMY, ModelCard, registry, resolve
+from exo.networking.calls.messages import HeldModel
+from exo.orchestration.node import StandardNode
+from exo.topology.fit import fit
+
+
+class LoadBody(Body, kw_only=True):
+    """POST /v1/load."""
+
+    model: str
+
+
+class CatalogRoutes:
+    """The handlers, over one node."""
+
+    def __init__(self, node: StandardNode) -> None:
+        self._node = node
+
+    def routes(self) -> list[Route]:
+        one = "{model_id:.+}"
+        return [
+            Route("GET", "/v1/catalog", self.catalog, "Models that can be chosen, and what fits"),
+            Route("GET", "/v1/catalog/search", self.search, "Models on the hub, by name: ?q="),
+            Route("GET", f"/v1/placement/{one}", self.placement, "Where its layers would go"),
+            Route("POST", "/v1/load", self.load, "Load a model; answered when it serves", LoadBody),
+            Route("DELETE", f"/v1/load/{one}", self.unload, "Give a model's memory back"),
+        ]
+
+    async def catalog(self, http: web.Request) -> web.Response:
+        """{"memory": {"here", "cluster"}, "data": [{"id", "name", "size", "nodes", "ready", "fits"
+        ("here", "cluster", "no" or null where the size is not known), "missing" bytes}]}. Sizes of
+        what is on no node are about what the registry says; null is not known."""
+        held: dict[str, dict[str, HeldModel]] = {}
+        for node_id, models in (await self._node.cluster_files.held()).items():
+            for model in models:
+                held.setdefault(model.model_id, {})[node_id] = model
+        here = {card.model_id: card for card in await asyncio.to_thread(self._available)}
+        cards = registry() | here
+        cards |= {name: ModelCard(name, name) for name in held if name not in cards}
+        cards.pop(DUMMY.model_id, None)
+        free = self._free()
+        data = [self._entry(card, held.get(name, {}), free) for name, card in cards.items()]
+        return web.json_response(
+            {
+                "object": "list",
+                "memory": {"here": free[0], "cluster": free[1]},
+                "data": data,
+            }
+        )
+
+    def _available(self) -> list[ModelCard]:
+        return self._node.store.available()
+
+    def _free(self) -> tuple[int, int]:
+        """Memory for models here and in the whole cluster, with what loaded ones take."""
+        live = self._node.topology().live
+        own = live.get(self._node.config.node_id)
+        taken = sum(self._node.rings.held_bytes().values())
+        total = sum(found.memory_available_bytes for found in live.values())
+        return (own.memory_available_bytes if own else 0) + taken, total + taken
+
+    def _entry(
+        self, card: ModelCard, holders: dict[str, HeldModel], free: tuple[int, int]
+    ) -> dict[str, Any]:
+        whole = [model.size for model in holders.values() if model.whole]
+        size = max(whole, default=card.size_bytes)
+        fits, missing = fit(size, *free)
+        return {
+            "id": card.model_id,
+            "name": card.name,
+            "repo": card.repo,
+            "size": size or None,
+            "nodes": [
+                {"node_id": node_id, "size": model.size, "whole": model.whole}
+                for node_id, model in sorted(holders.items())
+            ],
+            "removable": self._node.config.node_id in holders and card.path is None,
+            "ready": self._node.plans.of(card.model_id) is not None,
+            "fits": fits,
+            "missing": missing,
+        }
+
+    async def search(self, http: web.Request) -> web.Response:
+        words = http.query.get("q", "").strip()
+        if not words:
+            raise InvalidRequest("expected words to search for, as ?q=", param="q")
+        from exo.download.hub_search import search  # slow to import
+
+        free = self._free()
+        data = []
+        for found in await search(words):
+            size = 0 if found.is_gguf else found.size  # one of its quantizations will be taken
+            fits, missing = fit(size, *free)
+            data.append(
+                {
+                    "id": found.repo,
+                    "name": found.repo,
+                    "downloads": found.downloads,
+                    "size": size or None,
+                    "gguf": found.is_gguf,
+                    "fits": fits,
+                    "missing": missing,
+                }
+            )
+        return web.json_response({"object": "list", "data": data})
+
+    async def placement(self, http: web.Request) -> web.Response:
+        """The members a plan made now would have, and the tokens a second predicted for it; nothing
+        is loaded. What describes the model is fetched if it is not here."""
+        model_id = unquote(http.match_info["model_id"])
+        resolve(model_id)
+        partition = await self._node.preview(model_id)
+        step_s = partition.predicted_step_s
+        return web.json_response(
+            {
+                "model": model_id,
+                "members": [
+                    {
+                        "node_id": member.node_id,
+                        "start_layer": member.shard.start_layer,
+                        "end_layer": member.shard.end_layer,
+                    }
+                    for member in partition.members
+                ],
+                "left_out": [{"node_id": n, "reason": why} for n, why in partition.left_out],
+                "predicted_tokens_per_s": round(1 / step_s, 1) if step_s else None,
+            }
+        )
+
+    async def load(self, http: web.Request) -> web.Response:
+        """The plan that serves. What happens meanwhile is in /v1/events."""
+        body = await read_body(http, LoadBody)
+        resolve(body.model)
+        plan = await self._node.ensure_plan(body.model, "", unheard)
+        return web.json_response(plan.to_json())
+
+    async def unload(self, http: web.Request) -> web.Response:
+        model_id = unquote(http.match_info["model_id"])
+        if self._node.plans.of(model_id) is None:
+            raise ModelNotFound(f"{model_id} is not loaded", param="model")
+        if not await self._node.unload_model(model_id):
+            raise InvalidRequest(f"answers of {model_id} are running", param="model")
+        return web.json_response({"model": model_id, "unloaded": True})

@@ -1,0 +1,229 @@
+// The models to choose from: what is here, what fits, what the hub has; brought, loaded, deleted.
+
+import { ask, getJson } from "./api.js";
+import { button, element, make, note } from "./dom.js";
+
+const LOOK_MS = 1500;
+const TYPED_MS = 400;
+
+export function size(bytes) {
+  if (bytes === null) return "";
+  return bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(bytes < 1e10 ? 1 : 0)} GB`;
+}
+
+const FITS = {
+  here: () => ["fits here", "good"],
+  cluster: () => ["fits the cluster", "good"],
+  no: ({ missing }) => [`too large by ${size(missing)}`, "bad"],
+};
+
+async function send(method, url, body) {
+  const response = await ask(url, {
+    method,
+    ...(body && { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }),
+  });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error.message);
+  return answer;
+}
+
+const path = (id) => id.split("/").map(encodeURIComponent).join("/");
+
+export class Models {
+  #dialog = element("catalog");
+  #find = element("find");
+  #here = element("here");
+  #hub = element("hub");
+  #status = element("catalog-said");
+  #onChoose;
+  #known = []; // of the catalog
+  #doing = new Map(); // by model, what nodes do for it
+  #busy = new Map(); // by model, what was asked for and is not answered yet
+  #said = new Map(); // by model, what came of that
+  #timer = null;
+  #searched = "";
+  #found = []; // on the hub
+  #hubSaid = "";
+  #typed = null;
+
+  // `onChoose` is called with the id of the model that is to be chatted with.
+  constructor(onChoose) {
+    this.#onChoose = onChoose;
+    element("models").addEventListener("click", () => this.open());
+    element("catalog-close").addEventListener("click", () => this.#dialog.close());
+    this.#dialog.addEventListener("close", () => clearTimeout(this.#timer));
+    this.#find.addEventListener("input", () => {
+      this.#draw();
+      clearTimeout(this.#typed);
+      this.#typed = setTimeout(() => this.#search(), TYPED_MS);
+    });
+  }
+
+  open() {
+    this.#dialog.showModal();
+    this.#find.focus();
+    this.#look();
+  }
+
+  async #look() {
+    clearTimeout(this.#timer);
+    try {
+      const [catalog, progress] = await Promise.all([
+        getJson("/v1/catalog"),
+        getJson("/v1/download/progress"),
+      ]);
+      this.#known = catalog.data;
+      this.#doing = Map.groupBy
+        ? Map.groupBy(progress.data, ({ model }) => model)
+        : progress.data.reduce((all, one) => all.set(one.model, [...(all.get(one.model) ?? []), one]), new Map());
+      const { here, cluster } = catalog.memory;
+      this.#status.textContent = `${size(here)} free on this node, ${size(cluster)} in the cluster`;
+      this.#draw();
+    } catch {
+      this.#status.textContent = "this node does not answer";
+    }
+    if (this.#dialog.open) this.#timer = setTimeout(() => this.#look(), LOOK_MS);
+  }
+
+  async #search() {
+    const words = this.#find.value.trim();
+    if (words === this.#searched) return;
+    this.#searched = words;
+    this.#found = [];
+    this.#hubSaid = words.length < 2 ? "" : "asking the hub…";
+    this.#draw();
+    if (words.length < 2) return;
+    let found = [];
+    let said = "nothing else on the hub has such a name";
+    try {
+      found = (await getJson(`/v1/catalog/search?q=${encodeURIComponent(words)}`)).data;
+    } catch {
+      said = "the hub cannot be asked from here";
+    }
+    if (words !== this.#searched) return;
+    this.#found = found.map((each) => ({ nodes: [], ...each }));
+    this.#hubSaid = said;
+    this.#draw();
+  }
+
+  #draw() {
+    const words = this.#find.value.trim().toLowerCase().split(/\s+/);
+    const matches = ({ id, name }) => words.every((word) => `${id} ${name}`.toLowerCase().includes(word));
+    const rank = ({ ready, nodes }) => (ready ? 0 : nodes.length ? 1 : 2);
+    const shown = this.#known.filter(matches).sort((a, b) => rank(a) - rank(b) || (a.size ?? 0) - (b.size ?? 0));
+    this.#drawInto(this.#here, shown, "no model here has such a name");
+    const known = new Set(this.#known.flatMap(({ id, repo }) => [id, repo]));
+    const others = this.#found.filter(({ id }) => !known.has(id));
+    this.#drawInto(this.#hub, others, this.#hubSaid);
+  }
+
+  // A row that has the focus, or is read, stays as it is unless it says something else now.
+  #drawInto(list, models, otherwise) {
+    const before = new Map([...list.children].map((row) => [row.dataset.key, row]));
+    const rows = models.map((model) => {
+      const { id } = model;
+      const key = JSON.stringify([model, this.#doing.get(id), this.#busy.get(id), this.#said.get(id)]);
+      return before.get(key) ?? this.#row(model, key);
+    });
+    if (!rows.length && otherwise) rows.push(before.get(otherwise) ?? make("li", {}, note(otherwise)));
+    if (!models.length && rows.length) rows[0].dataset.key = otherwise;
+    if (rows.length !== list.children.length || rows.some((row, i) => row !== list.children[i])) {
+      list.replaceChildren(...rows);
+    }
+  }
+
+  #row(model, key) {
+    const { id, name, ready, nodes } = model;
+    const row = make("li", { className: "choice" });
+    row.dataset.key = key;
+    row.dataset.model = id;
+    const [fits, kind] = FITS[model.fits]?.(model) ?? ["", ""];
+    const where = nodes.map(({ node_id, whole, size: bytes }) => (whole ? node_id : `${node_id} (${size(bytes)})`));
+    const facts = [
+      id === name ? "" : id,
+      model.gguf ? "GGUF, several sizes" : size(model.size),
+      model.downloads ? `${model.downloads.toLocaleString()} downloads` : "",
+      where.length ? `on ${where.join(", ")}` : "",
+    ];
+    const title = make("p", { className: "title" }, make("strong", { textContent: name }));
+    if (ready) title.append(note("loaded", "badge good"));
+    else if (fits) title.append(note(fits, `badge ${kind}`));
+    row.append(title, make("p", { className: "note", textContent: facts.filter(Boolean).join(" · ") }));
+    for (const doing of this.#doing.get(id) ?? []) {
+      if (!["ready", "cancelled"].includes(doing.phase)) row.append(bar(doing));
+    }
+    const said = this.#said.get(id);
+    if (said) row.append(make("p", { className: `note ${said.kind}`, textContent: said.text }));
+    row.append(this.#acts(model));
+    return row;
+  }
+
+  #acts(model) {
+    const { id, ready, nodes, removable } = model;
+    const busy = this.#busy.get(id);
+    const acts = make("div", { className: "acts" });
+    const act = (label, work, properties = {}) =>
+      acts.append(button(label, work, { disabled: Boolean(busy), "aria-label": `${label} ${model.name}`, ...properties }));
+    const fetching = (this.#doing.get(id) ?? []).some(({ phase }) => ["downloading", "checking", "verifying"].includes(phase));
+    act("Chat", () => {
+      this.#dialog.close();
+      this.#onChoose(id);
+    });
+    if (ready) act("Unload", () => this.#do(id, "unloading", () => send("DELETE", `/v1/load/${path(id)}`), "its memory is free"));
+    else act("Load", () => this.#do(id, "loading", () => send("POST", "/v1/load", { model: id }), ""));
+    if (fetching) {
+      act("Cancel", () => this.#do(id, "", () => send("DELETE", `/v1/download/${path(id)}`), ""), { disabled: false });
+    } else if (!nodes.some(({ whole }) => whole)) {
+      act("Download", () => this.#do(id, "", () => send("POST", "/v1/download", { model: id }), ""));
+    }
+    act("Where?", () => this.#do(id, "asking every node", () => this.#placement(id), null));
+    if (removable && !ready) {
+      act("Delete", async () => {
+        if (!window.confirm(`Delete the files of ${model.name} from this machine?`)) return;
+        await this.#do(id, "deleting", () => send("DELETE", `/v1/models/${path(id)}`), "its files are gone");
+      });
+    }
+    if (busy) acts.append(note(`${busy}…`));
+    return acts;
+  }
+
+  async #placement(id) {
+    const found = await send("GET", `/v1/placement/${path(id)}`);
+    const members = found.members.map(
+      ({ node_id, start_layer, end_layer }) => `${node_id} layers ${start_layer} to ${end_layer - 1}`,
+    );
+    const rate = found.predicted_tokens_per_s;
+    return `${members.join(", ")}${rate ? `; about ${rate} tokens a second` : ""}`;
+  }
+
+  // Asks for something of a model; what comes of it stands in its row. `done`: null for what `work` gives.
+  async #do(id, doing, work, done) {
+    if (doing) this.#busy.set(id, doing);
+    this.#said.delete(id);
+    this.#draw();
+    try {
+      const answer = await work();
+      const text = done ?? answer;
+      if (text) this.#said.set(id, { kind: "", text });
+    } catch (error) {
+      this.#said.set(id, { kind: "bad", text: error.message });
+    }
+    this.#busy.delete(id);
+    await this.#look();
+  }
+}
+
+function bar({ node_id, phase, done, total, speed, eta_s, warning }) {
+  const facts = [
+    `${node_id}: ${phase}`,
+    total ? `${size(done)} of ${size(total)}` : "",
+    speed ? `${size(speed)}/s` : "",
+    eta_s ? `${Math.ceil(eta_s)} s left` : "",
+    warning ?? "",
+  ];
+  const progress = make("progress");
+  if (total) [progress.max, progress.value] = [total, done];
+  const label = make("label", { className: "node" }, note(facts.filter(Boolean).join(" · ")));
+  if (phase !== "failed") label.append(progress);
+  return label;
+}
