@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from pathlib import Path
 
 from exo import __version__
 from exo.cli.settings import (
@@ -27,6 +28,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo models [MODEL]               models that can be used, and where their files are; what one is
   exo status                       who is in the cluster, what is loaded where
   exo drain [NODE]                 have other nodes take over, before NODE is stopped or updated
+  exo doctor                       what is wrong here, and what to do about it
   exo bench MODEL                  tokens a second on this machine
 
 MODEL is a short name from `exo models`, a Hugging Face repo id, a directory with a config.json,
@@ -87,7 +89,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     drain.add_argument("node", nargs="?", help="its id in `exo status` (default: this machine's)")
     drain.add_argument("--undo", action="store_true", help="use it for rings again")
-    for command in (models, status, drain):
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is wrong here, and what to do about it",
+        description="Looks at this machine, at the cluster if a node runs here, and at the way to "
+        "the hub. Exit status 1 if something is wrong.",
+    )
+    doctor.add_argument(
+        "--verify", action="store_true", help="read all model files: are they whole?"
+    )
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--bundle", type=Path, metavar="FILE.tar.gz", help="for a bug report")
+    doctor.add_argument("--interface", action="append", default=[], metavar="NAME")
+    doctor.add_argument(
+        "--inference-engine", default="auto", choices=("auto", "cpu", "mlx"), help="(default auto)"
+    )
+    for command in (models, status, drain, doctor):
         command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
     status.add_argument("--json", action="store_true", help="for programs")
     _add_bench(commands.add_parser("bench", help="tokens a second, of an engine or a ring"))
@@ -175,6 +192,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.status import show_status
 
         return show_status(args)
+    if args.command == "doctor":
+        from exo.cli.doctor.command import doctor
+
+        return doctor(args)
     if args.command == "drain":
         from exo.cli.drain import drain
 

@@ -272,7 +272,8 @@ class Membership(DiscoveryListener):
                 try:
                     await self._connected(peer, route)
                 except ExoError as error:
-                    peer.problem = peer.problem or _advice(peer.node_id, route, error)
+                    if error.message != peer.problem:
+                        peer.problem = _advice(peer.node_id, route, error)
                     self._lose(peer, error)
                 except Exception as error:
                     # The supervisor of this peer: whatever a session died of, the next one begins.
@@ -294,7 +295,7 @@ class Membership(DiscoveryListener):
                     f"{route.address} is node {identity.node_id}, not {peer.node_id}"
                 )
             peer.handle, peer.route, peer.identity = handle, route, identity
-            peer.instance_id, peer.problem = identity.instance_id, ""
+            peer.instance_id = identity.instance_id
             peer.beats, peer.suspected = 0, False
             self._silent.pop(peer.node_id, None)
             await self._beat(peer)
@@ -361,7 +362,8 @@ class Membership(DiscoveryListener):
         )
         peer.identity = replace(peer.identity, capabilities=capabilities)
         if beat.sees_you and not peer.alive:
-            peer.alive = True
+            # Not sooner: what was wrong may be so again, and is shown until it is not.
+            peer.alive, peer.problem = True, ""
             logger.info("node %s joined at %s", peer.node_id, peer.route and peer.route.address)
             self._on_joined(peer.node_id)
 
