@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -471,3 +472,65 @@ async def test_a_model_of_the_hub_is_found_brought_loaded_and_deleted(tmp_path: 
             await row.get_by_role("button", name="Delete").click()
             await expect(row).to_have_count(0, timeout=20_000)
             await browser.close()
+
+
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+
+
+async def grave(page: Page) -> list[str]:
+    """What axe finds that keeps people from using the page, and where."""
+    await page.evaluate(AXE)
+    found = await page.evaluate("axe.run()")
+    return [
+        f"{violation['id']}: {node['target']} {node['failureSummary']}"
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+
+
+async def views(page: Page, name: str) -> dict[str, list[str]]:
+    """What is grave in each view, which is shown in turn."""
+    wrong = {"welcome": await grave(page)}
+    await ask(page, "hello **you**\n\n```python\nprint(1)\n```")
+    await said(page, 5)
+    await expect(page.locator("#send")).to_be_visible(timeout=20_000)
+    wrong["chat"] = await grave(page)
+    await shot(page, f"chat-{name}")
+    await page.click("#cluster")
+    await expect(page.locator("#picture .machine").first).to_be_visible()
+    wrong["cluster"] = await grave(page)
+    await page.click("#cluster")
+    await page.click("#settings")
+    wrong["settings"] = await grave(page)
+    await page.keyboard.press("Escape")
+    await page.click("#models")
+    await expect(page.locator("#here .choice").first).to_be_visible()
+    wrong["models"] = await grave(page)
+    await shot(page, f"models-{name}")
+    await page.keyboard.press("Escape")
+    if await page.locator("#menu").is_visible():
+        await page.click("#menu")
+        wrong["list"] = await grave(page)
+        await shot(page, f"list-{name}")
+    return {view: found for view, found in wrong.items() if found}
+
+
+async def test_axe_finds_nothing_serious(c: Cluster) -> None:
+    """In no view, theme or width. (The check itself is a script that the page's policy forbids.)"""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for theme, width in (("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)):
+            context = await browser.new_context(
+                bypass_csp=True,
+                color_scheme=theme,  # type: ignore[arg-type]
+                viewport={"width": width, "height": 800},
+                reduced_motion="reduce",
+            )
+            page = await context.new_page()
+            await page.goto(c.nodes["n1"].url)
+            await page.select_option("#model", "dummy")
+            wrong = await views(page, f"{theme}-{width}")
+            assert not wrong, json.dumps(wrong, indent=2)
+            await context.close()
+        await browser.close()
