@@ -28,6 +28,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo models [MODEL]               models that can be used, and where their files are; what one is
   exo status                       who is in the cluster, what is loaded where
   exo drain [NODE]                 have other nodes take over, before NODE is stopped or updated
+  exo service install              start a node with this machine, kept by systemd or launchd
   exo doctor                       what is wrong here, and what to do about it
   exo bench MODEL                  tokens a second on this machine
 
@@ -104,11 +105,36 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--inference-engine", default="auto", choices=("auto", "cpu", "mlx"), help="(default auto)"
     )
+    _add_service(commands.add_parser("service", help="a node that starts with this machine"))
     for command in (models, status, drain, doctor):
         command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
-    status.add_argument("--json", action="store_true", help="for programs")
+    how = status.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="for programs")
+    how.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
+    completion = commands.add_parser(
+        "completion",
+        help="have the shell complete exo's commands and flags",
+        description='bash: eval "$(exo completion bash)" in ~/.bashrc; zsh and fish alike, or '
+        "write what it prints to where the shell looks for completions.",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     _add_bench(commands.add_parser("bench", help="tokens a second, of an engine or a ring"))
     return parser
+
+
+def _add_service(command: argparse.ArgumentParser) -> None:
+    what = command.add_subparsers(dest="what", metavar="", required=True)
+    install = what.add_parser(
+        "install",
+        help="have systemd or launchd keep a node running",
+        description="A node of the user, started at login and again when it fails. Flags of the "
+        "node follow, like: exo service install -- --chatgpt-api-host 0.0.0.0 --memory 12GB",
+    )
+    install.add_argument("flags", nargs=argparse.REMAINDER, metavar="-- FLAGS")
+    what.add_parser("remove", help="stop it and forget it; models stay")
+    what.add_parser("status", help="whether it runs")
+    logs = what.add_parser("logs", help="what it said last")
+    logs.add_argument("-f", "--follow", action="store_true", help="and what it says from now on")
 
 
 def _add_bench(command: argparse.ArgumentParser) -> None:
@@ -192,6 +218,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.status import show_status
 
         return show_status(args)
+    if args.command == "service":
+        from exo.cli.service import service
+
+        return service(args)
     if args.command == "doctor":
         from exo.cli.doctor.command import doctor
 
@@ -200,6 +230,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.drain import drain
 
         return drain(args)
+    if args.command == "completion":
+        from exo.cli.completion import completion
+
+        return completion(build_parser(), args.shell)
     if args.command == "bench":
         from exo.cli.bench import bench
 

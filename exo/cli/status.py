@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import signal
+import time
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from exo.cli.activity_line import activity_line
 from exo.cli.client import get_json
 from exo.topology.capabilities import GB
+
+LOOK_S = 1.0
 
 
 def show_status(args: argparse.Namespace) -> int:
@@ -21,29 +28,46 @@ def show_status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(view, indent=2))  # noqa: T201
         return 0
-    console = Console(soft_wrap=True)
-    console.print(_nodes(view))
+    if args.watch:
+        return _watch(args.chatgpt_api_port, view)
+    Console(soft_wrap=True).print(_shown(view))
+    return 0
+
+
+def _watch(port: int, view: dict[str, Any]) -> int:
+    """The same, again and again, until Ctrl-C or the node ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the cursor comes back
+    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        while True:
+            live.update(_shown(view), refresh=True)
+            time.sleep(LOOK_S)
+            view = asyncio.run(get_json(port, "/v1/topology"))
+    return 0
+
+
+def _shown(view: dict[str, Any]) -> Group:
+    parts: list[Table | Text] = [_nodes(view)]
     loads = [load for node in view["serving"].values() for load in node["plans"]]
     for plan in view["plans"]:
-        console.print(
-            f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)", style="bold"
-        )
+        ready = f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)"
+        parts.append(Text(ready, style="bold"))
         if plan["predicted_step_s"]:
-            console.print(f"  {1 / plan['predicted_step_s']:.0f} tok/s predicted for one answer")
+            predicted = f"  {1 / plan['predicted_step_s']:.0f} tok/s predicted for one answer"
+            parts.append(Text(predicted))
         for load in loads:
             if load["plan_hash"] == plan["hash"]:
-                console.print(f"  {_load_line(load)}")
+                parts.append(Text(f"  {_load_line(load)}"))
         for member in plan["members"]:
             shard = member["shard"]
             layers = f"layers {shard['start_layer']} to {shard['end_layer'] - 1}"
-            console.print(f"  {member['node_id']}  {layers}")
+            parts.append(Text(f"  {member['node_id']}  {layers}"))
         for node_id, why in plan["left_out"]:
-            console.print(f"  {node_id}  left out: {why}", style="dim")
+            parts.append(Text(f"  {node_id}  left out: {why}", style="dim"))
     for item in view["activity"]:
         if item["phase"] != "ready":
             style = "yellow" if item["phase"] == "failed" else ""
-            console.print(f"\n{activity_line(item)}", style=style)
-    return 0
+            parts.append(Text(f"\n{activity_line(item)}", style=style))
+    return Group(*parts)
 
 
 def _load_line(load: dict[str, Any]) -> str:

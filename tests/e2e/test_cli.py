@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -33,10 +35,28 @@ def exo(*arguments: str, home: Path, **options: object) -> subprocess.CompletedP
 def test_help_teaches_and_touches_nothing(tmp_path: Path) -> None:
     shown = exo("--help", home=tmp_path)
     assert "exo run" in shown.stdout and "--wait-for-peers" in shown.stdout
-    for command in ("run", "download", "rm", "du", "models", "status", "bench"):
+    commands = ("run", "download", "rm", "du", "models", "status", "bench", "drain", "doctor")
+    for command in (*commands, "service", "completion"):
         help_of = exo(command, "--help", home=tmp_path)
         assert help_of.returncode == 0 and f"exo {command}" in help_of.stdout, help_of.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("dr", "drain"), ("status --wa", "--watch"), ("run qwen3-0", "qwen3-0.6b")],
+)
+def test_the_shell_completes(typed: str, offered: str, tmp_path: Path) -> None:
+    words = ["exo", *typed.split()]
+    (tmp_path / "exo.bash").write_text(exo("completion", "bash", home=tmp_path).stdout)
+    script = (
+        f"source {tmp_path}/exo.bash; COMP_WORDS=({' '.join(words)}); "
+        f'COMP_CWORD={len(words) - 1}; _shtab_exo; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert offered in done.stdout.split(), done.stderr
+    for shell in ("zsh", "fish"):
+        assert "drain" in exo("completion", shell, home=tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -174,3 +194,35 @@ def test_the_screen_of_a_terminal_shows_what_to_open(tmp_path: Path) -> None:
     assert f"http://127.0.0.1:{port}" in text and "this one" in text
     os.close(reader)
     os.close(writer)
+
+
+async def test_the_status_is_watched_in_a_terminal(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        node = c.add("n0")
+        await c.together()
+        reader, writer = pty.openpty()
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "exo.cli.main", "status", "--watch"]
+            + ["--chatgpt-api-port", str(node.api_port)],
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        )
+        os.set_blocking(reader, False)
+        seen = b""
+
+        def shows(what: bytes) -> bool:
+            nonlocal seen
+            with contextlib.suppress(BlockingIOError):
+                seen += os.read(reader, 65536)
+            return what in seen
+
+        await until(lambda: shows(b"n0"), "the node is shown")
+        assert not shows(b"dummy")
+        await node.chat()
+        await until(lambda: shows(b"dummy: ready on 1 node(s)"), "and the model once it is there")
+        watching.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(watching.wait, 5) == 0
+        os.close(reader)
+        os.close(writer)
