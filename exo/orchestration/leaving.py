@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-from exo.errors import ExoError
+from exo.download.progress import unheard
+from exo.errors import ExoError, PeerUnavailable
+from exo.orchestration.membership.membership import Membership
+from exo.orchestration.planning.keeper import PlanKeeper
+from exo.orchestration.planning.planner import Member
 from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
@@ -25,34 +28,37 @@ TOLD_S = 1.0
 """How long peers may take to answer that they know."""
 
 
-class Others(Protocol):
-    """What is asked of the rest of the cluster."""
-
-    async def told(self, timeout_s: float) -> None:
-        """Have every live peer hear this node's state."""
-
-    def remain(self) -> bool:
-        """Whether anybody is there who stays."""
-
-    async def plan_anew(self, model_id: str) -> RingPlan:
-        """A plan for the nodes that stay. Raises ExoError if there can be none."""
-
-    async def idle_s_of(self, plan: RingPlan) -> float | None:
-        """Seconds since something ran on a plan; None while something does."""
-
-
 class Leaving:
-    """Whether this node has a part in rings, and how it gives that up."""
+    """Whether this node has a part in rings, and how it gives that up. `members` gives every live
+    node by id."""
 
-    def __init__(self, node_id: str, rings: Rings, others: Others) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        rings: Rings,
+        membership: Membership,
+        keeper: PlanKeeper,
+        members: Callable[[], Mapping[str, Member]],
+    ) -> None:
         self._node_id = node_id
         self._rings = rings
-        self._others = others
+        self._membership = membership
+        self._keeper = keeper
+        self._members = members
         self._handing: asyncio.Task[None] | None = None
         self._tasks = TaskOwner(f"leaving of {node_id}")
         self.draining = False
         self.problems: dict[str, str] = {}
         """Why models cannot be served without this node."""
+
+    @property
+    def everyone(self) -> frozenset[str]:
+        """All live nodes that drain, this one too."""
+        return self._membership.draining | ({self._node_id} if self.draining else frozenset())
+
+    @property
+    def _others_stay(self) -> bool:
+        return not self._membership.draining.issuperset(self._membership.alive)
 
     @property
     def models(self) -> list[str]:
@@ -80,7 +86,7 @@ class Leaving:
         names that, or nothing. What is waited for is told through `say`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                if self._others.remain() and self._rings.plans:
+                if self._others_stay and self._rings.plans:
                     self.drain()
                     assert self._handing is not None
                     say(f"handing over {', '.join(self.models)}")
@@ -98,7 +104,7 @@ class Leaving:
     async def _hand_over(self) -> None:
         """Until this node has no place in a ring, or only in some that nobody can take over and
         on which nothing runs."""
-        await self._others.told(TOLD_S)
+        await self._membership.told(TOLD_S)
         self.problems.clear()
         await asyncio.gather(*map(self._replace, self.models))
         while plans := self._rings.plans:
@@ -111,7 +117,11 @@ class Leaving:
 
     async def _replace(self, model_id: str) -> None:
         try:
-            plan = await self._others.plan_anew(model_id)
+            if not self._others_stay:
+                raise PeerUnavailable("there is no other node")
+            plan = await self._keeper.ensure_plan(
+                model_id, "", unheard, make_room=False, renew=True
+            )
         except ExoError as error:
             self.problems[model_id] = error.message
             logger.warning("%s needs this node: %s", model_id, error.message)
@@ -119,7 +129,8 @@ class Leaving:
             logger.info("%s is served by %s from now on", model_id, plan.node_ids)
 
     async def _is_idle(self, plan: RingPlan) -> bool:
+        head = self._members().get(plan.head_id)
         try:
-            return await self._others.idle_s_of(plan) is not None
+            return head is None or await head.idle_s(plan.hash) is not None
         except ExoError:
-            return True  # its head is gone, and nothing runs without it
+            return True  # nothing runs without its head

@@ -115,10 +115,12 @@ class StandardNode(NodeHandler):
             config.heartbeat_interval_s,
             config.partition,
             self.membership.beat_soon,
-            self._draining,
+            lambda: self.leaving.everyone,
         )
         self.plans = self._keeper.published
-        self.leaving = Leaving(config.node_id, self.rings, self)
+        self.leaving = Leaving(
+            config.node_id, self.rings, self.membership, self._keeper, self._members
+        )
         self._ends = False
         self._answering = 0
         self.usage = Usage(config.home / "usage.json")
@@ -311,20 +313,6 @@ class StandardNode(NodeHandler):
             raise InvalidRequest(f"no live node is called {node_id!r}; there are: {known}")
         return await members[node_id].drain(undo=undo)
 
-    async def told(self, timeout_s: float) -> None:
-        await self.membership.told(timeout_s)
-
-    def remain(self) -> bool:
-        return bool(set(self.membership.alive) - self.membership.draining)
-
-    async def plan_anew(self, model_id: str) -> RingPlan:
-        if not self.remain():
-            raise PeerUnavailable("there is no other node")
-        return await self._keeper.ensure_plan(model_id, "", unheard, make_room=False, renew=True)
-
-    async def idle_s_of(self, plan: RingPlan) -> float | None:
-        return await self._members()[plan.head_id].idle_s(plan.hash)
-
     def _needed(self) -> str:
         """What goes on here that others wait for."""
         needed = []
@@ -333,11 +321,6 @@ class StandardNode(NodeHandler):
         if self._server.files_read:
             needed.append("files that other nodes fetch from this one")
         return f"finishing {' and '.join(needed)}" if needed else ""
-
-    def _draining(self) -> frozenset[str]:
-        """Live nodes that are to have no part in plans."""
-        own = {self.config.node_id} if self.leaving.draining else set()
-        return self.membership.draining | own
 
     # Plans: what peers ask of this node ---------------------------------------------------------
 
