@@ -31,13 +31,13 @@ TRIED_TOKENS = (2, 30)
 position that is the neighbour's, makes a difference."""
 
 TOLERANCE = {mx.float32: 1e-3}
-HALF_TOLERANCE = 0.1
+HALF_TOLERANCE = 0.05
 """Of the difference that a sequence's history makes to its next token, how much may be lost when it
 decodes in company. In half precision rounding takes a few hundredths, a missing mask most of it."""
 
 _FAILURES = (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError)
 
-ROUNDING = 0.01
+ROUNDING = 0.05
 """The same share of what comes out, where history makes less of a difference than rounding."""
 
 
