@@ -122,7 +122,7 @@ class StandardNode(NodeHandler):
             config.node_id, self.rings, self.membership, self._keeper, self._members
         )
         self._ends = False
-        self._answering = 0
+        self._answering = 0  # sequences of this node's clients that have, or had, a ring
         self.usage = Usage(config.home / "usage.json")
         self.activity = Activity(config.node_id)
         self.files = ModelFiles(config.node_id, store, engine, self.activity)
@@ -188,13 +188,18 @@ class StandardNode(NodeHandler):
             raise PeerUnavailable(f"node {self.config.node_id} is shutting down; ask another one")
         request = replace(request, timeout_s=self.config.serving.request_timeout_s)
 
+        has_ring = False
+
         async def ring(dead_hash: str) -> RingPlan:
-            return await self.ensure_plan(model_id, dead_hash, on_progress)
+            nonlocal has_ring
+            plan = await self.ensure_plan(model_id, dead_hash, on_progress)
+            self._answering += not has_ring
+            has_ring = True
+            return plan
 
         wait_s = self.config.serving.rejoin_wait_s
         answer = generate_on_any_ring(request, ring, self._generate_at_head, wait_s)
         is_first = True
-        self._answering += 1
         try:
             async with contextlib.aclosing(answer):
                 async for event in answer:
@@ -203,7 +208,7 @@ class StandardNode(NodeHandler):
                     is_first = False
                     yield event
         finally:
-            self._answering -= 1
+            self._answering -= has_ring
 
     async def _generate_at_head(
         self, plan: RingPlan, request: GenerationRequest

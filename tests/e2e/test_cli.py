@@ -149,8 +149,6 @@ async def test_ctrl_c_ends_in_time_even_while_the_engine_works(tmp_path: Path) -
     async with cluster(tmp_path) as c:
         node = c.add("n0", EXO_DUMMY_FAULTS="delay=30")
         await c.together()
-        import asyncio
-
         asked = asyncio.create_task(node.chat())
         await until(lambda: "loading" in node.log.read_text(), "the engine is at work")
         began = time.monotonic()

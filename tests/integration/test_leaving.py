@@ -147,6 +147,7 @@ async def test_the_second_signal_ends_a_node_at_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         node = c.add("only", EXO_DUMMY_FAULTS="delay=0.03")
         await c.together()
+        await node.chat()  # so that what runs from now on is the answer, not a warm-up
         answer = asyncio.create_task(node.chat(max_tokens=1000))
         await begun(answer, node)
         node.send(signal.SIGINT)
