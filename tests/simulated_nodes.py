@@ -49,9 +49,11 @@ class Net:
         link = (source, target)
         await asyncio.sleep(self.rng.uniform(0.0, 0.3 if link in self.slow else 0.01))
         node = self.nodes.get(target)
-        if link in self.cut or node is None or self.rng.random() < self.loss:
+        if node is None:
+            raise PeerUnavailable(f"{target} is not there for {source}")
+        if link in self.cut or self.rng.random() < self.loss:
             await asyncio.sleep(1.0)  # a time-out
-            raise PeerUnavailable(f"{target} does not answer {source}")
+            raise StepTimeout(f"{target} does not answer {source}")
         if self.generation.get(link, 0) != generation:
             raise PeerUnavailable(f"the connection of {source} to {target} was reset")
         return node
@@ -171,6 +173,7 @@ class SimNode:
             lambda host: ("net", 1),
             lambda: frozenset(n for plan in self.rings.plans for n in plan.node_ids),
             lambda address: FakeHandle(net, name, address),  # type: ignore[arg-type, return-value]
+            asyncio.get_running_loop().time,
         )
         self.keeper = PlanKeeper(
             name,

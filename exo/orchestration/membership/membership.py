@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,13 @@ from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.orchestration.config import NodeConfig
-from exo.orchestration.membership.rhythm import CONFIRM_S, SUSPECTED_S, News, rest_s
+from exo.orchestration.membership.rhythm import (
+    ACQUAINTED,
+    CONFIRM_S,
+    SUSPECTED_S,
+    News,
+    rest_s,
+)
 from exo.tasks import TaskOwner
 from exo.topology.topology import LinkView, NodeView
 
@@ -80,8 +87,10 @@ class Membership(DiscoveryListener):
         interface_of: Callable[[str], tuple[str, int]],
         watched: Callable[[], frozenset[str]],
         connect: Callable[[str], PeerHandle] = PeerHandle,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
+        self._wall_clock = wall_clock
         self._watched = watched
         self._own_beat = own_beat
         self._on_joined = on_joined
@@ -329,10 +338,11 @@ class Membership(DiscoveryListener):
                         break
 
     async def _until_due(self, peer: _Peer) -> None:
-        watched = not peer.alive or peer.suspected or peer.node_id in self._watched()
-        seconds = rest_s(
-            self._config.heartbeat_interval_s, len(self._peers), peer.beats, watched=watched
-        )
+        seconds = self._config.heartbeat_interval_s
+        is_settled = peer.alive and not peer.suspected and peer.beats >= ACQUAINTED
+        if is_settled and peer.node_id not in self._watched():
+            turn_s = rest_s(self._config.node_id, peer.node_id, self.alive, self._wall_clock())
+            seconds = max(seconds, turn_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await peer.due.wait()

@@ -7,7 +7,8 @@ reason to watch, and who finds one of them silent has everybody ask it (docs/dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from zlib import crc32
 
 PROBES_S = 1.5
 """Beats a second to peers that are not watched. As everybody is probed by all others together this
@@ -29,11 +30,17 @@ SUSPECTED_S = 5.0
 """How long others are told of a node that fell silent here."""
 
 
-def rest_s(interval_s: float, others: int, beats: int, *, watched: bool) -> float:
-    """Seconds until the next beat with a peer with whom `beats` were exchanged; one of `others`."""
-    if watched or beats < ACQUAINTED:
-        return interval_s
-    return max(interval_s, others / PROBES_S)
+def rest_s(own_id: str, peer_id: str, everyone: Collection[str], now: float) -> float:
+    """Seconds until this node's turn to ask a peer that is not watched; `now` is wall-clock time.
+
+    The others take turns, in the order of their ids, so that somebody asks each 1 / PROBES_S s. By
+    intervals of their own they would fall into step, as news is told to all at once, and leave long
+    silences between. Clocks that differ only spoil the spacing.
+    """
+    askers = sorted({*everyone, own_id} - {peer_id})
+    round_s = len(askers) / PROBES_S
+    turn = askers.index(own_id) / len(askers) + crc32(peer_id.encode()) / 2**32
+    return (turn * round_s - now) % round_s or round_s
 
 
 class News:

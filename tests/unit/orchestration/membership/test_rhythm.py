@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Coroutine
 from typing import Any
@@ -58,6 +59,10 @@ def test_all_know_of_a_silent_node_within_5_s(count: int) -> None:
     async def measured() -> None:
         net = await crowd(count)
         await asyncio.sleep(30.0)
+        # News: all have just beaten with all.
+        for node in net.nodes.values():
+            node.membership._beat_all()
+        await asyncio.sleep(1.0)
         silent = net.nodes["n01"]
         for other in net.nodes:  # it keeps its connections and does not answer, as if frozen
             net.cut.update({(other, "n01"), ("n01", other)})
@@ -85,11 +90,12 @@ def test_a_broken_link_is_no_death() -> None:
     on_virtual_time(measured())
 
 
-def test_who_is_watched_or_new_is_asked_often() -> None:
-    assert rest_s(0.5, 22, 100, watched=True) == 0.5
-    assert rest_s(0.5, 22, 0, watched=False) == 0.5
-    assert rest_s(0.5, 22, 100, watched=False) == 22 / PROBES_S
-    assert rest_s(0.5, 0, 100, watched=False) == 0.5
+def test_the_others_take_turns_at_a_node() -> None:
+    everyone = [f"n{i}" for i in range(23)]
+    turns = sorted(rest_s(own, "n7", everyone, now=1e9) for own in everyone if own != "n7")
+    spaces = [b - a for a, b in itertools.pairwise([*turns, turns[0] + 22 / PROBES_S])]
+    assert max(spaces) == pytest.approx(1 / PROBES_S, abs=1e-3)
+    assert rest_s("a", "b", ["b"], 5.0) <= 1 / PROBES_S
 
 
 def test_urgent_news_is_told_at_once_and_other_news_now_and_then() -> None:
