@@ -62,6 +62,7 @@ class _Peer:
     double: tuple[str, float] | None = None  # another instance with this id, heard since
     beats: int = 0  # over this connection
     due: asyncio.Event = field(default_factory=asyncio.Event)  # the next beat, whatever the rhythm
+    answered_at: float = 0.0  # the last beat; the event loop's clock
     suspected: bool = False  # another node waits for it in vain
     draining: bool = False
 
@@ -183,14 +184,15 @@ class Membership(DiscoveryListener):
 
     def told_by(self, node_id: str, beat: Beat) -> None:
         """What a peer says of nodes, in its beats and in its answers to this node's. Those for whom
-        it has waited in vain are asked now, with less patience."""
+        it has waited in vain are asked now, with less patience unless they answered just before."""
+        now = asyncio.get_running_loop().time()
         sender = self._peers.get(node_id)
         if sender is not None:
             sender.draining = beat.draining
         for silent in beat.silent:
             peer = self._peers.get(silent)
             if peer is not None and peer.alive and not peer.suspected:
-                peer.suspected = True
+                peer.suspected = now - peer.answered_at > self._config.heartbeat_timeout_s
                 peer.due.set()
 
     async def told(self, timeout_s: float) -> None:
@@ -361,6 +363,7 @@ class Membership(DiscoveryListener):
     def _note_beat(self, peer: _Peer, beat: Beat, round_trip_s: float) -> None:
         assert peer.identity is not None
         peer.beats += 1
+        peer.answered_at = asyncio.get_running_loop().time()
         peer.suspected = False
         self.told_by(peer.node_id, beat)
         self._on_beat(peer.node_id, beat)
