@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import sys
 import time
-from typing import Any
 from urllib.parse import quote
 
 from exo.cli.client import get_json, send_json
@@ -48,5 +47,5 @@ async def _drain(port: int, node: str | None, *, undo: bool) -> int:
     return 0
 
 
-def _say(text: Any) -> None:
+def _say(text: str) -> None:
     print(text, flush=True)  # noqa: T201

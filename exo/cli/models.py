@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exo.cli.client import get_json
-from exo.cli.settings import home
+from exo.cli.settings import existing_part, home
 from exo.download.hub_cache import cache_folder
 from exo.download.store import ModelStore, default_sources
 from exo.errors import ModelNotFound, PeerUnavailable
@@ -171,10 +171,7 @@ def show_usage(args: argparse.Namespace) -> int:
         table.add_row(name, f"{size / 1e6:,.0f} MB")
     console = _console()
     console.print(table)
-    folder = cache_folder()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(existing_part(cache_folder())).free
     total = sum(size for size, _ in sizes)
     console.print(f"\n{total / 1e9:.2f} GB of models, {free / 1e9:.1f} GB free", style="dim")
     return 0

@@ -32,6 +32,13 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exo"
 
 
+def existing_part(folder: Path) -> Path:
+    """The folder, or the last one above it that is there: the disk it is or would be on."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
 def node_id(folder: Path) -> str:
     """This machine's persistent id; a second process on it gets the next one, so that no two that
     run at once share theirs. Where it cannot be kept, it is another one each time."""

@@ -18,7 +18,13 @@ from huggingface_hub import constants
 
 from exo.download.hub_cache import Listing, RepoFile
 from exo.download.transfer import Supplier, SupplierFailed
-from exo.errors import AccessDenied, DownloadFailed, ExoError, ModelNotFound
+from exo.errors import (
+    AccessDenied,
+    DownloadFailed,
+    ExoError,
+    ModelNotFound,
+    SourceUnreachable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +115,19 @@ def _first_byte(response: aiohttp.ClientResponse, file: RepoFile, asked: int) ->
             final=True,
         )
     return begins
+
+
+def not_asked() -> SourceUnreachable:
+    """HF_HUB_OFFLINE forbids it."""
+    return SourceUnreachable("the hub is not asked: HF_HUB_OFFLINE is set")
+
+
+def unreachable(endpoint: str | None, error: Exception) -> SourceUnreachable:
+    """The hub, or the one at `endpoint`, did not answer."""
+    return SourceUnreachable(
+        f"the hub ({endpoint or constants.ENDPOINT}) cannot be reached: {error}; check the "
+        "network, HTTPS_PROXY and HF_ENDPOINT"
+    )
 
 
 def refusal(status: int, what: str) -> ExoError:

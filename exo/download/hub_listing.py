@@ -8,12 +8,12 @@ import logging
 
 import httpx2
 import huggingface_hub
-from huggingface_hub import constants, hf_api
 from huggingface_hub import errors as hub_errors
+from huggingface_hub import hf_api
 
 from exo.download.hub_cache import Listing, RepoFile
-from exo.download.hub_client import refusal, retry_after
-from exo.errors import DownloadFailed, ExoError, ModelNotFound, SourceUnreachable
+from exo.download.hub_client import not_asked, refusal, retry_after, unreachable
+from exo.errors import DownloadFailed, ExoError, ModelNotFound
 from exo.tasks import on_own_thread
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,9 @@ async def look_up(repo: str, revision: str, endpoint: str | None) -> Listing:
                 raise failure from error
             rest_s = max(rest_s, retry_after(error.response.headers))
         except hub_errors.OfflineModeIsEnabled as error:
-            raise SourceUnreachable("the hub is not asked: HF_HUB_OFFLINE is set") from error
+            raise not_asked() from error
         except (httpx2.TransportError, OSError) as error:
-            url = endpoint or constants.ENDPOINT
-            failure = SourceUnreachable(
-                f"the hub ({url}) cannot be reached: {error}; check the network, HTTPS_PROXY and "
-                "HF_ENDPOINT"
-            )
+            failure = unreachable(endpoint, error)
             if attempt > 1:  # a mirror may be waiting for its turn
                 raise failure from error
         if attempt == _LOOK_UPS:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import httpx2
 import huggingface_hub
-from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
-from exo.download.hub_client import refusal
-from exo.errors import SourceUnreachable
+from exo.download.hub_client import not_asked, refusal, unreachable
 from exo.tasks import on_own_thread
 
 FOUND = 30
@@ -43,12 +41,11 @@ async def search(words: str, endpoint: str | None = None) -> list[FoundRepo]:
     try:
         return await on_own_thread(_search, words, endpoint)
     except hub_errors.OfflineModeIsEnabled as error:
-        raise SourceUnreachable("the hub is not asked: HF_HUB_OFFLINE is set") from error
+        raise not_asked() from error
     except hub_errors.HfHubHTTPError as error:
         raise refusal(error.response.status_code, "the search") from error
     except (httpx2.TransportError, OSError) as error:
-        url = endpoint or constants.ENDPOINT
-        raise SourceUnreachable(f"the hub ({url}) cannot be reached: {error}") from error
+        raise unreachable(endpoint, error) from error
 
 
 def _search(words: str, endpoint: str | None) -> list[FoundRepo]:

@@ -47,6 +47,14 @@ def tidy(blob: Path) -> None:
     _map_of(blob).unlink(missing_ok=True)
 
 
+def new_digest(size: int, *, is_sha256: bool) -> hashlib._Hash:
+    """What a blob of `size` bytes is named by: its sha256, or as git names it, whose hash begins
+    with a header (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects)."""
+    if is_sha256:
+        return hashlib.sha256()
+    return hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+
+
 class PartialFile:
     """Who makes one holds the file's lock. Writing, hashing and `close` may be on different
     threads, one of them hashing; all else is the event loop's."""
@@ -66,7 +74,7 @@ class PartialFile:
             self._blocks = bytearray(os.pread(m, count, 0))
         self.on_its_way: set[tuple[int, int]] = set()  # ranges somebody is asked for
         self._hashed = 0  # blocks
-        self._digest = self._new_digest()
+        self._digest = new_digest(self.file.size, is_sha256=bool(self.file.sha256))
         self._changed = threading.Condition()
         self._closed = False
         self._users = 0  # threads that write
@@ -149,12 +157,6 @@ class PartialFile:
         self._hashed = last
         return True
 
-    def _new_digest(self) -> hashlib._Hash:
-        if self.file.sha256:
-            return hashlib.sha256()
-        # https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
-        return hashlib.sha1(f"blob {self.file.size}\0".encode(), usedforsecurity=False)
-
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
         with self._changed:
@@ -183,7 +185,7 @@ class PartialFile:
         with _opened(self._map_path) as descriptor:
             os.pwrite(descriptor, self._blocks, 0)
         self._hashed = 0
-        self._digest = self._new_digest()
+        self._digest = new_digest(self.file.size, is_sha256=bool(self.file.sha256))
 
     def close(self) -> None:
         """Wait for who is writing, then nothing more is written: another process may go on."""

@@ -44,12 +44,9 @@ class CatalogRoutes:
         """{"memory": {"here", "cluster"}, "data": [{"id", "name", "size", "nodes", "ready", "fits"
         ("here", "cluster", "no" or null where the size is not known), "missing" bytes}]}. Sizes of
         what is on no node are about what the registry says; null is not known."""
-        held: dict[str, dict[str, HeldModel]] = {}
-        for node_id, models in (await self._node.cluster_files.held()).items():
-            for model in models:
-                held.setdefault(model.model_id, {})[node_id] = model
-        here = {card.model_id: card for card in await asyncio.to_thread(self._available)}
-        cards = registry() | here
+        held = await self._node.cluster_files.held_by_model()
+        available = await asyncio.to_thread(self._node.store.available)
+        cards = registry() | {card.model_id: card for card in available}
         cards |= {name: ModelCard(name, name) for name in held if name not in cards}
         cards.pop(DUMMY.model_id, None)
         free = self._free()
@@ -61,9 +58,6 @@ class CatalogRoutes:
                 "data": data,
             }
         )
-
-    def _available(self) -> list[ModelCard]:
-        return self._node.store.available()
 
     def _free(self) -> tuple[int, int]:
         """Memory for models here and in the whole cluster, with what loaded ones take."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -42,18 +41,22 @@ class ClusterRoutes:
     async def models(self, http: web.Request) -> web.Response:
         """Which nodes hold which models' files: bytes of disk, whether all of them, and when the
         model was last used there (seconds since 1970, null if never)."""
-        by_model: dict[str, list[dict[str, Any]]] = {}
-        for node_id, models in (await self._node.cluster_files.held()).items():
-            for model in models:
-                by_model.setdefault(model.model_id, []).append(
+        held = await self._node.cluster_files.held_by_model()
+        data = [
+            {
+                "id": model_id,
+                "nodes": [
                     {
                         "node_id": node_id,
                         "size": model.size,
                         "whole": model.whole,
                         "last_used": model.last_used or None,
                     }
-                )
-        data = [{"id": model_id, "nodes": nodes} for model_id, nodes in by_model.items()]
+                    for node_id, model in holders.items()
+                ],
+            }
+            for model_id, holders in held.items()
+        ]
         return web.json_response({"object": "list", "data": data})
 
     async def drain(self, http: web.Request) -> web.Response:

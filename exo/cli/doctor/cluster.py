@@ -16,25 +16,24 @@ def cluster(view: dict[str, Any]) -> Iterator[Finding]:
     own = nodes[view["self"]]
     if own["problem"]:
         yield Finding("this node", "wrong", own["problem"], "start it with another --node-id")
-    alive = [node for node in nodes.values() if node["state"] == "alive"]
-    for node in nodes.values():
-        if node["state"] == "unreachable":
+    others = [node for node in nodes.values() if node is not own]
+    alive = [node for node in others if node["state"] == "alive"]
+    for node in others:
+        if node["problem"]:  # it is unreachable, or alive and its name is used twice
             yield Finding(node["node_id"], "wrong", node["problem"], _mend(node["problem"]))
         elif node["state"] == "connecting":
             text = "was heard a moment ago and is being connected to"
             yield Finding(node["node_id"], "note", text, "look again in a few seconds")
-        elif node["problem"]:  # of one that is alive: its name is used twice
-            yield Finding(node["node_id"], "wrong", node["problem"], _mend(node["problem"]))
     for link in view["links"]:
         if (link["round_trip_ms"] or 0.0) > SLOW_LINK_MS:
             text = f"a round trip to {link['target']} takes {link['round_trip_ms']:.0f} ms"
             mend = "a cable instead of Wi-Fi; or leave it out: exo drain " + str(link["target"])
             yield Finding("links", "note", text, mend)
     yield from _heard(view["status"]["discovery"], bool(alive))
-    failed = [item for item in view["activity"] if item["phase"] == "failed"]
-    for item in failed:
-        text = f"{item['model']} on {item['node_id']}: {item['warning']}"
-        yield Finding("models", "wrong", text, f"exo download {item['model']}")
+    for item in view["activity"]:
+        if item["phase"] == "failed":
+            text = f"{item['model']} on {item['node_id']}: {item['warning']}"
+            yield Finding("models", "wrong", text, f"exo download {item['model']}")
     names = ", ".join(node["node_id"] for node in alive)
     yield Finding("cluster", "ok", f"this node with {names}" if names else "this node alone")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from exo.cli.doctor.finding import Finding
+from exo.cli.settings import existing_part
 from exo.download.hub_cache import cache_folder
 from exo.inference.choose import make_engine
 from exo.inference.cpu.available import why_not
@@ -81,9 +82,7 @@ def _folders(home: Path) -> Iterator[Finding]:
         ("data folder", home, "EXO_HOME"),
         ("model cache", cache_folder(), "HF_HOME"),
     ):
-        there = folder
-        while not there.exists():
-            there = there.parent
+        there = existing_part(folder)
         if not os.access(there, os.W_OK):
             mend = f"set {setting} to a folder of your own"
             yield Finding(name, "wrong", f"{folder} cannot be written", mend)

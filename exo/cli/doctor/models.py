@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from huggingface_hub import constants
 
 from exo.cli.doctor.finding import Finding
 from exo.download.hub_cache import cache_folder
+from exo.download.partial_file import new_digest
 
 HUB_TIMEOUT_S = 5.0
 CLOCK_S = 120.0
@@ -67,13 +67,9 @@ def damaged(folder: Path | None = None) -> Iterator[Finding]:
 
 def _digest(blob: Path) -> str | None:
     """Of the kind that its name is: sha256, or git's sha1; None for another name."""
-    if len(blob.name) == 64:
-        digest = hashlib.sha256()
-    elif len(blob.name) == 40:
-        header = f"blob {blob.stat().st_size}\0".encode()
-        digest = hashlib.sha1(header, usedforsecurity=False)
-    else:
+    if len(blob.name) not in (40, 64):
         return None
+    digest = new_digest(blob.stat().st_size, is_sha256=len(blob.name) == 64)
     with blob.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)

@@ -40,8 +40,7 @@ class PerToken:
 
     def from_one_of_each(self, rows: mx.array) -> mx.array:
         """Rows that are one token each of as many sequences."""
-        others = (1 if axis == self.axis else size for axis, size in enumerate(self.shape))
-        _, *shape = others
+        shape = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)][1:]
         return rows.reshape(-1, *shape).astype(self.dtype)
 
 

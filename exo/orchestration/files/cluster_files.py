@@ -92,6 +92,14 @@ class ClusterFiles:
                 found[node_id] = answer
         return found
 
+    async def held_by_model(self) -> dict[str, dict[str, HeldModel]]:
+        """The same, by model and node."""
+        found: dict[str, dict[str, HeldModel]] = {}
+        for node_id, models in (await self.held()).items():
+            for model in models:
+                found.setdefault(model.model_id, {})[node_id] = model
+        return found
+
     async def remove(self, model_id: str) -> int:
         """Delete a model's files from this machine; the bytes freed.
 

@@ -197,15 +197,13 @@ class Membership(DiscoveryListener):
 
     async def told(self, timeout_s: float) -> None:
         """Beat with every live peer now; returns when each has answered, or after `timeout_s`."""
-        self._beat_all()
-        # One that is under way may have been written before what is to be told.
-        before = {p.node_id: p.beats + 1 for p in self._peers.values() if p.alive}
+        # The first may have been on its way, written before what is to be told.
+        enough = [(peer, peer.beats + 2) for peer in self._peers.values() if peer.alive]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while any(
-                    p.alive and p.beats <= before.get(p.node_id, -1) for p in self._peers.values()
-                ):
-                    self._beat_all()
+                while waiting := [p for p, count in enough if p.alive and p.beats < count]:
+                    for peer in waiting:
+                        peer.due.set()
                     await asyncio.sleep(TOLD_POLL_S)
 
     def beat_soon(self, node_id: str) -> None:
