@@ -103,6 +103,15 @@ bool has_i8mm() {
 
 #endif
 
+bool is_amd() {
+#if defined(__x86_64__)
+  const Registers vendor = cpuid(0, 0);  // "AuthenticAMD"
+  return vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65 && vendor.ecx == 0x444d4163;
+#else
+  return false;
+#endif
+}
+
 bool always() { return true; }
 
 struct Isa {
@@ -173,6 +182,8 @@ const KernelTable*& chosen() {
 }
 
 }  // namespace
+
+const bool kWeightsPassBy = is_amd();
 
 const KernelTable& kernels() { return *chosen(); }
 

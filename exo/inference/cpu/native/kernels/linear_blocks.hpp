@@ -72,15 +72,13 @@ EXO_INLINE void finish(const Matrix& w, int64_t block, Ops::Float y, float* row)
   std::memcpy(row + block * kBlockRows, lanes, static_cast<size_t>(left) * 4);
 }
 
-// Fetches lines ahead in the stream of weights. For one or two rows the processor would do it as
-// fast by itself, but this way (non-temporal) the weights pass through without driving all else out
-// of the shared cache: the interpreter's part of a step takes a quarter less time. With more rows
-// the same lines are read again soon.
+// Fetches lines ahead in the stream of weights, for the next rows or, where `kWeightsPassBy`, past
+// the shared cache.
 template <int M, int LINES>
 EXO_INLINE void prefetch(const uint8_t* p) {
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
-    if constexpr (M <= 2) {
+    if (M <= 2 && kWeightsPassBy) {
       __builtin_prefetch(p + 4096 + 64 * line, 0, 0);
     } else {
       __builtin_prefetch(p + 2048 + 64 * line);
