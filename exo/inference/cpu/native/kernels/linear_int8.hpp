@@ -94,8 +94,14 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
   const int64_t panel_bytes = slab_bytes + scale_bytes;
   const int64_t several = kPanelBytes / panel_bytes < 1 ? 1 : kPanelBytes / panel_bytes;
   const int64_t step = several < end - begin ? several : end - begin;
-  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + flag_bytes);
-  uint8_t* fine = memory + step * panel_bytes;
+#ifdef EXO_TILES
+  const size_t tile_bytes = TileSteps::bytes(w.groups());
+#else
+  const size_t tile_bytes = 0;
+#endif
+  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + tile_bytes + flag_bytes);
+  uint8_t* tile_memory = memory + step * panel_bytes;
+  uint8_t* fine = tile_memory + tile_bytes;
 #ifdef EXO_TILES
   const TileUnit::Session session(w.group);
   constexpr int64_t kRows = TileUnit::kRows;
@@ -118,9 +124,12 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       find_fine_groups(x, row, m, fine);
+#ifdef EXO_TILES
+      const TileSteps todo(tile_memory, x, row, m, fine);
+#endif
       for (int64_t i = 0; i < count; i++) {
 #ifdef EXO_TILES
-        tile_from_panel(w, panel(i), x, fine, row, m, b0 + i, out, stride);
+        tile_from_panel(w, panel(i), todo, row, m, b0 + i, out, stride);
 #else
         kPanelTiles[m](w, panel(i), x, fine, row, b0 + i, out, stride);
 #endif

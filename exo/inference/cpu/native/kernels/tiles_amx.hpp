@@ -66,45 +66,85 @@ struct TileUnit {
 };
 #endif
 
-// Adds one group to 16 rows by 16 outputs. Rows past the last one of a short tile are computed from
-// whatever the buffer holds and dropped.
-EXO_INLINE void add_tile_group(const Matrix& w, const Panel& panel, const QuantizedPart& x,
-                               int64_t row, int64_t rows, int64_t g, int32_t* sum, Ops::Float* y) {
-  const int64_t groups = w.groups();
+// What a tile of rows adds up: the coarse part of every group of columns and the fine part of those
+// that have one, in order. Kept for all blocks of outputs that the rows meet.
+struct TileSteps {
+  int64_t count;
+  struct Step {
+    const int8_t* values;  // of the first row
+    int64_t group;
+  }* steps;       // [count]
+  float* scales;  // [count][16], by row; rows past the last are its copies
+  float* sums;    // [count][16]
+
+  static size_t bytes(int64_t groups) {
+    return static_cast<size_t>(2 * groups) * (sizeof(Step) + 2 * 16 * sizeof(float));
+  }
+
+  TileSteps(uint8_t* memory, const QuantizedRows& x, int64_t row, int64_t rows,
+            const uint8_t* any_fine)
+      : count(0) {
+    const int64_t groups = x.cols / x.group;
+    scales = reinterpret_cast<float*>(memory);
+    sums = scales + 2 * groups * 16;
+    steps = reinterpret_cast<Step*>(sums + 2 * groups * 16);
+    for (int64_t g = 0; g < groups; g++) {
+      add(x, x.coarse, row, rows, g);
+      if (any_fine[g]) add(x, x.fine, row, rows, g);
+    }
+  }
+
+ private:
+  void add(const QuantizedRows& x, const QuantizedPart& part, int64_t row, int64_t rows,
+           int64_t g) {
+    steps[count] = {part.values + row * x.cols + g * x.group, g};
+    for (int64_t m = 0; m < 16; m++) {
+      const int64_t at = (row + (m < rows ? m : rows - 1)) * (x.cols / x.group) + g;
+      scales[16 * count + m] = part.scales[at];
+      sums[16 * count + m] = part.sums[at];
+    }
+    count++;
+  }
+};
+
+// The integer sums of one step, 16 rows by 16 outputs. Rows past the last one of a short tile are
+// computed from whatever the buffer holds and dropped.
+EXO_INLINE void multiply_step(const Matrix& w, const Panel& panel, const TileSteps::Step& step,
+                              int32_t* sum) {
   const int columns = w.group < 64 ? w.group : 64;
-  const float* scales = x.scales + row * groups + g;
-  const float* sums = x.sums + row * groups + g;
   TileUnit tiles;
   tiles.zero();
   for (int k = 0; k < w.group; k += columns) {
-    const int64_t column = g * w.group + k;
-    tiles.multiply(x.values + row * w.cols + column, w.cols, panel.slabs + column * kBlockRows,
+    tiles.multiply(step.values + k, w.cols, panel.slabs + (step.group * w.group + k) * kBlockRows,
                    columns);
   }
   tiles.store(sum);
-  const Ops::Float scale = Ops::from_f32(panel.scales + 32 * g);
-  const Ops::Float offset = Ops::from_f32(panel.scales + 32 * g + 16);
-#pragma GCC unroll 16
-  for (int m = 0; m < 16; m++) {
-    const int64_t at = (m < rows ? m : rows - 1) * groups;
-    y[m] =
-        Ops::add_group(y[m], scale, scales[at], _mm512_load_si512(sum + 16 * m), offset, sums[at]);
-  }
 }
 
-inline void tile_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
-                            const uint8_t* any_fine, int64_t row, int64_t rows, int64_t block,
-                            float* out, int64_t stride) {
-  // Two buffers: the tile unit fills one while the other's floats are added.
+inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps& todo, int64_t row,
+                            int64_t rows, int64_t block, float* out, int64_t stride) {
+  // A step's integers are read one step after they are written: the tile unit's stores are not
+  // forwarded to loads, which would else wait for them.
   alignas(64) int32_t sums[2][256];
   Ops::Float y[16];
-  for (auto& lane : y) lane = Ops::zero_float();
-  int64_t turn = 0;
-  for (int64_t g = 0; g < w.groups(); g++) {
-    add_tile_group(w, panel, x.coarse, row, rows, g, sums[turn++ % 2], y);
-    if (any_fine[g]) add_tile_group(w, panel, x.fine, row, rows, g, sums[turn++ % 2], y);
+#pragma GCC unroll 16
+  for (int m = 0; m < 16; m++) y[m] = Ops::zero_float();
+  multiply_step(w, panel, todo.steps[0], sums[0]);
+  for (int64_t i = 0; i < todo.count; i++) {
+    if (i + 1 < todo.count) multiply_step(w, panel, todo.steps[i + 1], sums[(i + 1) % 2]);
+    const float* scales = panel.scales + 32 * todo.steps[i].group;
+    const Ops::Float scale = Ops::from_f32(scales), offset = Ops::from_f32(scales + 16);
+#pragma GCC unroll 16
+    for (int m = 0; m < 16; m++) {
+      y[m] = Ops::add_group(y[m], scale, todo.scales[16 * i + m],
+                            _mm512_load_si512(sums[i % 2] + 16 * m), offset, todo.sums[16 * i + m]);
+    }
   }
-  for (int64_t m = 0; m < rows; m++) finish(w, block, y[m], out + (row + m) * stride);
+  // Indexed by a constant everywhere, or the compiler keeps all of y in memory.
+#pragma GCC unroll 16
+  for (int m = 0; m < 16; m++) {
+    if (m < rows) finish(w, block, y[m], out + (row + m) * stride);
+  }
 }
 
 }  // namespace exo::EXO_ISA
