@@ -25,13 +25,14 @@ def session(timeout: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientSessi
 
 @dataclass(frozen=True)
 class ChatEvent:
-    """A piece of text or of a thought, or what the answer is waiting for, or the numbers at the
-    end."""
+    """A piece of text or of a thought, what the answer is waiting for, why it ended, or the API's
+    numbers of tokens."""
 
     text: str = ""
-    waiting: str = ""
-    completion_tokens: int = 0
     thought: str = ""
+    waiting: str = ""
+    finish_reason: str = ""
+    usage: dict[str, Any] | None = None
 
 
 async def node_at(port: int) -> str | None:
@@ -101,9 +102,14 @@ def _event(line: str) -> ChatEvent | None:
     if "error" in data:
         raise _error(data)
     if data.get("usage"):
-        return ChatEvent(completion_tokens=data["usage"]["completion_tokens"])
-    delta = data["choices"][0]["delta"]
-    return ChatEvent(delta.get("content", ""), thought=delta.get("reasoning_content", ""))
+        return ChatEvent(usage=data["usage"])
+    (choice,) = data["choices"]
+    delta = choice["delta"]
+    return ChatEvent(
+        delta.get("content", ""),
+        delta.get("reasoning_content", ""),
+        finish_reason=choice["finish_reason"] or "",
+    )
 
 
 def _error(body: dict[str, Any]) -> ExoError:

@@ -35,6 +35,16 @@ exo turns the machines you own into one cluster that runs a language model.
 MODEL is a short name from `exo models`, a Hugging Face repo id, a directory with a config.json,
 or a .gguf file. DEBUG=1 … 9 in the environment tells more."""
 
+_RUN = """\
+Answers through the node that runs on this machine, or through one of its own until it is done.
+
+  exo run                                          a conversation; /help in it lists commands
+  exo run qwen3-8b --prompt "Why is the sky blue?"
+  git diff | exo run --prompt "Review this"        what is piped in goes with the question
+  exo run --file notes.md --prompt "Sum up" --json
+
+Exit status: 0 answered, 1 not, with the reason on stderr, 2 wrong flags, 130 after Ctrl-C."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Every command and flag."""
@@ -47,13 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_node_flags(parser)
     commands = parser.add_subparsers(dest="command", metavar="")
 
-    run = commands.add_parser("run", help="answer in the terminal")
-    run.add_argument("model", nargs="?", help="(default: smollm2-135m)")
-    run.add_argument("--prompt", help="one question; without it, a conversation")
-    run.add_argument("--temperature", type=float, help="0 is greedy (default: the node's)")
-    run.add_argument("--max-tokens", type=int, help="longest answer")
-    add_node_flags(run)
-    _let_parent_values_stand(run)
+    run = commands.add_parser(
+        "run",
+        help="answer in the terminal",
+        description=_RUN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_run(run)
 
     fetch = commands.add_parser("download", help="bring a model's files here")
     fetch.add_argument(
@@ -120,6 +130,27 @@ def build_parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     _add_bench(commands.add_parser("bench", help="tokens a second, of an engine or a ring"))
     return parser
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="?", help="(default: smollm2-135m)")
+    command.add_argument("--prompt", help="one question; without it, a conversation")
+    command.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a text that goes with the question, may be repeated",
+    )
+    command.add_argument("--system", metavar="TEXT", help="a system prompt")
+    command.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
+    command.add_argument("--max-tokens", type=int, help="longest answer")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--plain", action="store_true", help="the text as it is, no Markdown drawn")
+    how.add_argument("--json", action="store_true", help="for programs: one object on stdout")
+    add_node_flags(command)
+    _let_parent_values_stand(command)
 
 
 def _add_service(command: argparse.ArgumentParser) -> None:
@@ -199,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _command(args: argparse.Namespace) -> int:
     if args.command == "run":
-        from exo.cli.run import run
+        from exo.cli.run.command import run
 
         return run(args)
     if args.command == "download":

@@ -109,27 +109,6 @@ def test_one_prompt_is_answered_and_nothing_stays_behind(exo_home: Path) -> None
     assert "tok/s" in done.stderr
 
 
-async def test_a_conversation_in_a_terminal_uses_the_node_that_runs(
-    exo_home: Path, tmp_path: Path
-) -> None:
-    async with cluster(tmp_path, exo_home) as c:
-        node = c.add("n0")
-        await c.together()
-        talk = subprocess.Popen(
-            [sys.executable, "-m", "exo.cli.main", "run", "dummy", "--max-tokens", "5"]
-            + ["--chatgpt-api-port", str(node.api_port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"EXO_HOME": str(exo_home)},
-        )
-        out, errors = talk.communicate("first\nsecond\n", timeout=60)
-        assert talk.returncode == 0, errors
-        assert errors.count("[5 tokens") == 2
-        assert out.count("›") == 3
-
-
 async def test_status_and_models_tell_what_is_there(exo_home: Path, tmp_path: Path) -> None:
     async with cluster(tmp_path, exo_home) as c:
         c.add("n0", "--memory", "2GB")

@@ -1,0 +1,1 @@
+"""`exo run`: answers and conversations in the terminal."""

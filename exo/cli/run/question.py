@@ -1,0 +1,64 @@
+"""What `exo run` asks: the prompt with what was piped in and the files that go with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from exo.errors import InvalidRequest
+
+LARGEST_FILE = 512 << 10
+"""Bytes of text, as in tinychat."""
+
+
+def asked(prompt: str | None, files: list[Path]) -> str | None:
+    """The one question of this command, or None where a conversation is wanted.
+
+    Raises:
+        InvalidRequest: a file cannot be read, or nothing is asked of it.
+    """
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else _of_stdin()
+    if prompt is None and not piped.strip():
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise InvalidRequest("nothing is asked: stdin is empty, and there is no --prompt")
+        return None
+    parts = [part for part in (prompt, piped.rstrip()) if part]
+    return "\n\n".join([*parts, *map(attached, files)])
+
+
+def attached(path: Path) -> str:
+    """A text file as part of a question, as tinychat writes it.
+
+    Raises:
+        InvalidRequest: it cannot be read, is too large or is no text.
+    """
+    try:
+        with path.expanduser().open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > LARGEST_FILE:
+        raise InvalidRequest(f"{path} is larger than {LARGEST_FILE >> 10} KB")
+    return f"{path.name}:\n{_fenced(_text(data, str(path)))}"
+
+
+def _of_stdin() -> str:
+    data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise InvalidRequest(f"stdin is larger than {LARGEST_FILE >> 10} KB")
+    return _text(data, "stdin")
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is no UTF-8 text: {error.reason}") from error
+    if "\0" in text:
+        raise InvalidRequest(f"{name} is no text")
+    return text
+
+
+def _fenced(text: str) -> str:
+    fence = "~~~~" if "```" in text else "```"
+    return f"{fence}\n{text.rstrip()}\n{fence}"
