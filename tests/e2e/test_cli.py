@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 def exo(*arguments: str, home: Path, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "exo.cli.main", *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=120,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from pathlib import Path
 
 from exo.errors import InvalidRequest
+
+_SAY_S, _WAIT_S = 10.0, 60.0
+"""For the first byte: a pipe nobody writes to, as services have it, looks like a slow one."""
 
 LARGEST_FILE = 512 << 10
 """Bytes of text, as in tinychat."""
@@ -15,7 +19,7 @@ def asked(prompt: str | None, files: list[Path]) -> str | None:
     """The one question of this command, or None where a conversation is wanted.
 
     Raises:
-        InvalidRequest: a file cannot be read, or nothing is asked of it.
+        InvalidRequest: a file or stdin cannot be read, or nothing is asked.
     """
     piped = "" if sys.stdin is None or sys.stdin.isatty() else _of_stdin()
     if prompt is None and not piped.strip():
@@ -43,6 +47,12 @@ def attached(path: Path) -> str:
 
 
 def _of_stdin() -> str:
+    if not select.select([sys.stdin], [], [], _SAY_S)[0]:
+        sys.stderr.write("exo: waiting for what is piped in (</dev/null if nothing is)\n")
+        if not select.select([sys.stdin], [], [], _WAIT_S - _SAY_S)[0]:
+            raise InvalidRequest(
+                f"nothing was piped in for {_WAIT_S:.0f} s; if nothing is to be, add </dev/null"
+            )
     data = sys.stdin.buffer.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
         raise InvalidRequest(f"stdin is larger than {LARGEST_FILE >> 10} KB")
