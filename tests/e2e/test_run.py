@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,9 @@ async def test_a_conversation_in_a_terminal(exo_home: Path, tmp_path: Path) -> N
         again = Terminal(exo_home, port, "dummy", "--max-tokens", "5")
         await again.sees("›")
         await again.type("\x1b[A\x1b[A", r"\[5 tokens[^\n]*\n")  # the line before the last
+        c.nodes["n0"].send(signal.SIGKILL)  # what cannot be answered again keeps its answer
+        await again.type("/regen", "stopped answering")
+        await again.type("/stats", "messages  2")
         assert await again.type("/quit", "quit")
         assert await again.ends() == 0
     history = exo_home / "run_history"

@@ -13,7 +13,7 @@ from typing import Any
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from exo.cli.run.answer import Answer, show_answer
@@ -99,12 +99,13 @@ class Chat:
 
     async def _ask(self, question: str) -> None:
         self._conversation.ask("\n\n".join([question, *self._files]))
-        self._files = []
-        await self._answer()
+        if await self._answer():
+            self._files = []
+        else:
+            self._conversation.take_back()
 
-    async def _answer(self) -> None:
-        """To the last question. Ctrl-C stops it, and what came stands; a question that got nothing
-        was not asked."""
+    async def _answer(self) -> bool:
+        """To the last question: whether anything came. Ctrl-C stops it, and what came stands."""
         talk, answer = self._conversation, Answer(self._conversation.model)
         body = self._body | {"model": talk.model, "messages": talk.sent}
         answering = asyncio.ensure_future(show_answer(self._url, body, self._display, answer))
@@ -118,11 +119,11 @@ class Chat:
             answering.cancel()
             with contextlib.suppress(ExoError, asyncio.CancelledError):  # both have been shown
                 await answering
-        if answer.text:
-            talk.answer(answer.text)
-            self._answers.append(answer)
-        else:
-            talk.take_back()
+        if not answer.text:
+            return False
+        talk.answer(answer.text)
+        self._answers.append(answer)
+        return True
 
     # What begins with a slash -------------------------------------------------------------------
 
@@ -146,9 +147,11 @@ class Chat:
         say(f"[{name} goes with the next question]\n")
 
     async def _regenerate(self) -> None:
-        if not self._conversation.take_back_answer():
+        earlier = self._conversation.take_back_answer()
+        if earlier is None:
             raise InvalidRequest("there is no answer yet")
-        await self._answer()
+        if not await self._answer():
+            self._conversation.answer(earlier)
 
     def _save(self, name: str) -> None:
         self._conversation.save(Path(name))
@@ -194,11 +197,15 @@ class _Commands(Completer):
                 yield Completion(name, start_position=-len(word))
 
 
-def _history() -> FileHistory:
-    """Earlier lines, for their writer alone."""
+def _history() -> History:
+    """Earlier lines, for their writer alone; of this conversation only where none can be kept."""
     path = home() / _HISTORY
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o600))
+    except OSError as error:
+        say(f"exo: what is typed is not kept for later: {error}\n")
+        return InMemoryHistory()
     return FileHistory(str(path))
 
 

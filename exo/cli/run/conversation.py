@@ -35,12 +35,11 @@ class Conversation:
         """The last question, which was not answered."""
         self.messages.pop()
 
-    def take_back_answer(self) -> bool:
-        """Whether there was one."""
+    def take_back_answer(self) -> str | None:
+        """The last one, if there is one."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            return False
-        self.messages.pop()
-        return True
+            return None
+        return self.messages.pop()["content"]
 
     @property
     def sent(self) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from exo.errors import InvalidRequest
 
@@ -38,12 +39,10 @@ def attached(path: Path) -> str:
     """
     try:
         with path.expanduser().open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+            text = _text(file, str(path))
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > LARGEST_FILE:
-        raise InvalidRequest(f"{path} is larger than {LARGEST_FILE >> 10} KB")
-    return f"{path.name}:\n{_fenced(_text(data, str(path)))}"
+    return f"{path.name}:\n{_fenced(text)}"
 
 
 def _of_stdin() -> str:
@@ -53,13 +52,13 @@ def _of_stdin() -> str:
             raise InvalidRequest(
                 f"nothing was piped in for {_WAIT_S:.0f} s; if nothing is to be, add </dev/null"
             )
-    data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+    return _text(sys.stdin.buffer, "stdin")
+
+
+def _text(file: BinaryIO, name: str) -> str:
+    data = file.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE:
-        raise InvalidRequest(f"stdin is larger than {LARGEST_FILE >> 10} KB")
-    return _text(data, "stdin")
-
-
-def _text(data: bytes, name: str) -> str:
+        raise InvalidRequest(f"{name} is larger than {LARGEST_FILE >> 10} KB")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
