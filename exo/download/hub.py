@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +33,11 @@ from exo.download.hub_client import HubSupplier, hub_session
 from exo.download.outline import Outline, is_weights
 from exo.download.partial_file import part_of, tidy
 from exo.download.progress import OnProgress, Progress
+from exo.download.report import PROGRESS_S, Report
 from exo.download.sharing import FilePeer, Sharing, Swarm
 from exo.download.source import ModelSource
-from exo.download.transfer import Arrived, Patience, Supplier, Transfer, storage_error
+from exo.download.supplier import Patience, Supplier
+from exo.download.transfer import Transfer, storage_error
 from exo.errors import (
     DiskFull,
     DownloadCancelled,
@@ -56,12 +57,6 @@ KEEP_FREE = 256 << 20
 
 LOW_DISK = 5 << 30
 """Bytes of free disk below which a download warns."""
-
-SLOW = 1e6
-"""Bytes a second below which a download warns."""
-
-_PROGRESS_S = 0.1  # between two events
-_WINDOW_S = 5.0  # of which the speed is looked at, and how long a failure is shown
 
 
 class Hub(ModelSource):
@@ -277,7 +272,7 @@ class Hub(ModelSource):
         check_index(cache.snapshot(listing.commit), listing)
         if not missing:
             return
-        report = _Report(listing.repo, missing, on_progress, _check_disk(cache, missing))
+        report = Report(listing.repo, missing, on_progress, _check_disk(cache, missing))
         swarm = Swarm(self._sharing, peers) if peers else None
         transfer = Transfer(
             [*peers, *hub],
@@ -320,7 +315,7 @@ class _Suppliers:
 
 @contextlib.asynccontextmanager
 async def _claimed(
-    cache: RepoCache, listing: Listing, file: RepoFile, report: _Report
+    cache: RepoCache, listing: Listing, file: RepoFile, report: Report
 ) -> AsyncIterator[bool]:
     """Meanwhile nobody else fetches this file; False if somebody just did. No file waits for
     another one's lock, so two processes cannot wait for each other."""
@@ -331,7 +326,7 @@ async def _claimed(
             break
         except Timeout:
             report.waiting(file)
-            await asyncio.sleep(_PROGRESS_S)
+            await asyncio.sleep(PROGRESS_S)
     try:
         yield not _is_here(cache, listing, file)
     finally:
@@ -354,77 +349,3 @@ def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> str:
         )
     left = free - wanted
     return f"low disk: {left / 1e9:.1f} GB will be left" if left < LOW_DISK else ""
-
-
-class _Report:
-    """Turns what arrives into progress, a few times a second."""
-
-    def __init__(
-        self, repo: str, files: Sequence[RepoFile], on_progress: OnProgress, low_disk: str
-    ) -> None:
-        self._repo = repo
-        self._low_disk = low_disk
-        self._trouble, self._trouble_at = "", 0.0
-        self._is_slow = False
-        self._window: tuple[float, int] | None = None  # when it began, bytes that had come
-        self._total = sum(file.size for file in files)
-        self._done = dict.fromkeys((file.path for file in files), 0)
-        self._by_source = {"hub": 0, "peer": 0, "disk": 0}
-        self._on_progress = on_progress
-        self._sent = 0.0
-
-    def arrived(self, event: Arrived) -> None:
-        file = event.file
-        self._done[file.path] += event.count
-        self._by_source[event.kind] += event.count
-        now = time.monotonic()
-        if event.kind == "disk" and not event.trouble and (event.count or now - self._sent < 1.0):
-            # All files say so before the first one moves; that one is hashed is told where nothing
-            # else moves.
-            return
-        whole = self._done[file.path] == file.size
-        if event.trouble:
-            self._trouble, self._trouble_at = event.trouble, now
-        if event.trouble or whole or now - self._sent > _PROGRESS_S:
-            self._sent = now
-            self._look_at_speed(now)
-            is_all = sum(self._done.values()) == self._total
-            self.send("verifying" if is_all else "downloading", file)
-
-    def waiting(self, file: RepoFile) -> None:
-        """Another process fetches this file; said where nothing else goes on."""
-        now = time.monotonic()
-        if now - self._sent > 5 * _PROGRESS_S:
-            self._sent = now
-            self._on_progress(Progress("waiting", f"for another process to fetch {file.path}"))
-
-    def _look_at_speed(self, now: float) -> None:
-        came = self._by_source["hub"] + self._by_source["peer"]
-        began, had = self._window or (now, came)
-        if now - began >= _WINDOW_S:
-            self._is_slow = came - had < SLOW * (now - began)
-            began, had = now, came
-        self._window = began, had
-
-    def _warning(self) -> str:
-        if self._trouble and time.monotonic() - self._trouble_at < _WINDOW_S:
-            return self._trouble
-        if self._is_slow:
-            return f"slow link: less than {SLOW / 1e6:.0f} MB/s"
-        return self._low_disk
-
-    def send(self, phase: str, file: RepoFile | None = None) -> None:
-        done = sum(self._done.values())
-        self._on_progress(
-            Progress(
-                phase,
-                self._repo,
-                done,
-                self._total,
-                file=file.path if file else "",
-                file_done=self._done[file.path] if file else 0,
-                file_total=file.size if file else 0,
-                warning=self._warning() if phase == "downloading" else "",
-                by_source=tuple(self._by_source.items()),
-            )
-        )

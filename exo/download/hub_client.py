@@ -17,7 +17,7 @@ import huggingface_hub
 from huggingface_hub import constants
 
 from exo.download.hub_cache import Listing, RepoFile
-from exo.download.transfer import Supplier, SupplierFailed
+from exo.download.supplier import Supplier, SupplierFailed
 from exo.errors import (
     AccessDenied,
     DownloadFailed,

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from exo.download.hub_cache import Listing, RepoCache, RepoFile, needed_files, set_link
 from exo.download.sharing import FilePeer
-from exo.download.transfer import Patience, Supplier, SupplierFailed, first_cause
+from exo.download.supplier import Patience, Supplier, SupplierFailed
+from exo.download.transfer import first_cause
 from exo.errors import DownloadFailed, ExoError, ModelUnsupported
 from exo.models.tensor_table import HEADER_SUFFIX, header_length
 

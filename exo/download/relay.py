@@ -10,7 +10,7 @@ import huggingface_hub
 from exo.download.hub_cache import Listing, RepoCache
 from exo.download.hub_client import HubSupplier, hub_session
 from exo.download.sharing import Sharing, check_names
-from exo.download.transfer import SupplierFailed
+from exo.download.supplier import SupplierFailed
 from exo.errors import ModelNotFound
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from exo.download.hub_cache import DIGEST, Listing, RepoCache, RepoFile, cached_repos
 from exo.download.partial_file import BLOCK, PartialFile
-from exo.download.transfer import Patience, Rules, Supplier
+from exo.download.supplier import Patience, Rules, Supplier
 from exo.errors import DownloadFailed, ExoError, InvalidRequest, ModelNotFound, PeerUnavailable
 
 POLL_S = 0.25

@@ -17,9 +17,8 @@ import contextlib
 import errno
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any, TypeVar
 
 from exo.download.hub_cache import RepoFile
 from exo.download.partial_file import BLOCK, PartialFile, bytes_here
+from exo.download.supplier import Patience, Rules, Supplier, SupplierFailed
 from exo.errors import DiskFull, DownloadFailed, ExoError
 
 logger = logging.getLogger(__name__)
@@ -40,46 +40,6 @@ OPEN_FILES = 8
 """Files at a time: as many as the hub is asked for at once. Each costs its lock's descriptor."""
 
 _THREADS = 4  # that write and hash
-
-
-class SupplierFailed(Exception):
-    """A span did not come. `rest_s`: how long the supplier asked to be left alone. `final`: this
-    file will never come from there."""
-
-    def __init__(self, error: ExoError, *, rest_s: float = 0.0, final: bool = False) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.rest_s = rest_s
-        self.final = final
-
-
-class Supplier(ABC):
-    """Somebody who has files, in ranges."""
-
-    name: str
-    kind: str
-    workers: int
-    patience: Patience | None = None  # its own; None: the transfer's
-    given_up = False
-    """Set once it has failed too often."""
-
-    @abstractmethod
-    def read(self, file: RepoFile, start: int, end: int) -> AsyncGenerator[bytes, None]:
-        """The bytes [start, end) of a file, in pieces, in order.
-
-        Raises:
-            SupplierFailed: they did not all come.
-        """
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Rests double from `first_rest_s` to `longest_rest_s`; after `attempts` failures in a row the
-    supplier is given up. The default outlasts 40 seconds of outage."""
-
-    first_rest_s: float = 0.3
-    longest_rest_s: float = 20.0
-    attempts: int = 8
 
 
 @dataclass(frozen=True)
@@ -137,39 +97,6 @@ class _Serving:
             rest_s = min(rest_s, self.patience.longest_rest_s)
             self.rests_until = now + max(rest_s, failure.rest_s)
         return self.failures < self.patience.attempts
-
-
-class Rules(ABC):
-    """Who brings which span, where several may."""
-
-    span: int
-
-    @abstractmethod
-    def begin(self, partial: PartialFile) -> None:
-        """This file is fetched from now on."""
-
-    @abstractmethod
-    def end(self, partial: PartialFile) -> None:
-        """It is whole, or given up."""
-
-    @abstractmethod
-    async def poll(self) -> None:
-        """Look at what suppliers have now."""
-
-    @abstractmethod
-    async def until_next_poll(self) -> None: ...
-
-    @abstractmethod
-    def may_at_all(self, supplier: Supplier, file: RepoFile, *, alone: bool) -> bool:
-        """False if no span of the file should come from that supplier now."""
-
-    @abstractmethod
-    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> bool:
-        """True if this span should come from that supplier now. `alone`: there is no other."""
-
-    @abstractmethod
-    def lost(self, supplier: Supplier) -> ExoError | None:
-        """Why nothing more is to be hoped for from that supplier, if so."""
 
 
 Claim = Callable[[RepoFile], contextlib.AbstractAsyncContextManager[bool]]

@@ -16,7 +16,7 @@ import grpc
 
 from exo.download.hub_cache import Listing, RepoFile
 from exo.download.sharing import FilePeer, Held
-from exo.download.transfer import Supplier, SupplierFailed
+from exo.download.supplier import Supplier, SupplierFailed
 from exo.errors import DownloadFailed, PeerUnavailable
 from exo.networking.calls import messages
 from exo.networking.generated import node_service_pb2 as pb

@@ -23,7 +23,8 @@ from exo.download.hub import Hub
 from exo.download.hub_cache import RepoCache
 from exo.download.partial_file import BLOCK
 from exo.download.progress import Progress
-from exo.download.transfer import SPAN, Patience
+from exo.download.supplier import Patience
+from exo.download.transfer import SPAN
 from exo.errors import (
     AccessDenied,
     DiskFull,

@@ -11,7 +11,7 @@ from hub_server import Fault, HubServer
 
 from exo.download.hub import Hub
 from exo.download.progress import Progress
-from exo.download.transfer import Patience
+from exo.download.supplier import Patience
 from exo.errors import ModelUnsupported
 from exo.models.card import ModelCard
 from exo.models.tensor_table import absent_weights, safetensors_header
