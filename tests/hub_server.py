@@ -47,7 +47,7 @@ def git_sha1(data: bytes) -> str:
 
 
 def is_large(path: str) -> bool:
-    return path.endswith((".safetensors", ".bin"))
+    return path.endswith((".safetensors", ".bin", ".gguf"))
 
 
 class HubServer:

@@ -34,8 +34,10 @@ from exo.errors import ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
+from exo.models import file_parts
 from exo.models.description import ModelDescription
-from exo.models.tensor_table import HEADER_SUFFIX, safetensors_header
+from exo.models.file_parts import HEADER_SUFFIX, MAP_SUFFIX, PART_SUFFIX, State, blocks_of
+from exo.models.tensor_table import parts_with, safetensors_header
 from exo.shard import Shard
 
 LAYERS = 6
@@ -505,19 +507,29 @@ def cut_into_files(source: Path, target: Path, count: int) -> list[str]:
     return files
 
 
-def only_with(source: Path, target: Path, weights: Collection[str]) -> Path:
-    """A folder as exo/download/outline.py makes it, where only these weight files are whole."""
+def only_with(source: Path, target: Path, tensors: Collection[str]) -> Path:
+    """A folder as exo/download/outline.py makes it: of weight files what holds these tensors, or
+    the header; where data would be missing it is no number."""
+    parts = parts_with(source, tensors)
     target.mkdir()
     for file in source.iterdir():
-        link = target / file.name
-        if file.suffix != ".safetensors" or file.name in weights:
+        link, data = target / file.name, file.read_bytes()
+        if file.suffix != ".safetensors":
             link.symlink_to(file)
             continue
-        header = target / f"{file.name}{HEADER_SUFFIX}"
-        with header.open("wb") as stream:
-            stream.write(file.read_bytes()[: safetensors_header(file)[0]])
-            stream.truncate(file.stat().st_size)
-        link.symlink_to(header)
+        if ranges := parts.get(file.name):
+            blocks = np.zeros(blocks_of(0, len(data))[1], np.uint8)
+            for start, end in ranges:
+                blocks[slice(*blocks_of(start, end))] = State.SAVED
+            here = blocks.repeat(file_parts.BLOCK)[: len(data)] == State.SAVED
+            part = target / f"{file.stem}{PART_SUFFIX}"
+            part.with_suffix(MAP_SUFFIX).write_bytes(blocks.tobytes())
+            part.write_bytes(np.where(here, np.frombuffer(data, np.uint8), 0xFF).tobytes())
+        else:
+            part = target / f"{file.stem}{HEADER_SUFFIX}"
+            header = safetensors_header(file)[0]
+            part.write_bytes(data[:header] + b"\xff" * (len(data) - header))
+        link.symlink_to(part.name)
     return target
 
 

@@ -39,7 +39,7 @@ def show_models(args: argparse.Namespace) -> int:
     table = _table(*columns, *(["nodes"] if elsewhere else []), "files")
     free = _free(args.chatgpt_api_port) if args.all else (0, 0)
     for card in cards.values():
-        here = store.find(card.model_id, ()) if card in known else None
+        here = store.find(card.model_id, {}) if card in known else None
         nodes = elsewhere.get(card.model_id, [])
         if not (here or card.path or nodes or card.wheel or args.all):
             continue
@@ -164,7 +164,7 @@ def show_usage(args: argparse.Namespace) -> int:
     """Disk taken by each model that is here, the largest first, and what is free."""
     store = _store()
     names = [card.model_id for card in store.available()]
-    found = [(name, here) for name in names if (here := store.find(name, ()))]
+    found = [(name, here) for name in names if (here := store.find(name, {}))]
     sizes = sorted(((store.size(here), name) for name, here in found), reverse=True)
     table = _table("model", "size")
     for size, name in sizes:

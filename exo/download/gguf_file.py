@@ -35,12 +35,12 @@ class GGUFFile(ConvertedModel):
         return self.folder(card) is not None
 
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
-        from exo.models.gguf.folder import make_folder  # late: imports tokenizers
+        from exo.models.gguf.folder import make_folder, parts_of  # late: imports tokenizers
 
         file, folder = self._file(card), self.folder(card)
         assert file is not None and folder is not None
         on_progress(Progress("converting", file.name))
-        make_folder(file, folder)
+        make_folder(parts_of(file), folder)
         return folder
 
     def folder(self, card: ModelCard) -> Path | None:

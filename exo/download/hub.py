@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import huggingface_hub
 from filelock import FileLock, Timeout
 
+from exo.download.gguf_repo import quantizations
 from exo.download.hub_cache import (
     Listing,
     RepoCache,
@@ -25,13 +26,11 @@ from exo.download.hub_cache import (
     RepoName,
     cached_repos,
     check_index,
-    holds_gguf,
     left_out,
-    needed_files,
 )
 from exo.download.hub_client import HubSupplier, hub_session
-from exo.download.outline import Outline, is_weights
-from exo.download.partial_file import part_of, tidy
+from exo.download.outline import Outline
+from exo.download.partial_file import Wanted, tidy
 from exo.download.progress import OnProgress, Progress
 from exo.download.report import PROGRESS_S, Report
 from exo.download.sharing import FilePeer, Sharing, Swarm
@@ -48,6 +47,7 @@ from exo.errors import (
     SourceUnreachable,
 )
 from exo.models.card import ModelCard
+from exo.models.file_parts import Parts
 from exo.models.weight_files import INDEX
 
 logger = logging.getLogger(__name__)
@@ -88,12 +88,22 @@ class Hub(ModelSource):
         """Every repo in the cache of which there is what a chat needs, but for weights that another
         node may have."""
         cards = [ModelCard(repo, repo, repo=repo) for repo in cached_repos()]
-        found = ((card, self.find_part(card, ())) for card in cards)
+        found = ((card, self.find_part(card, {})) for card in cards)
         whole = [card for card, here in found if here and (here / "tokenizer.json").is_file()]
         for repo in cached_repos():
-            names = (f"{repo}:{one}" for one in RepoCache(repo).quantizations_here("main"))
-            whole += [ModelCard(name, name, repo=name) for name in names]
+            whole += [ModelCard(name, name, repo=name) for name in self._quantizations(repo)]
         return whole
+
+    def _quantizations(self, repo: str) -> list[str]:
+        """The models that GGUF files of a repo are, of those that are here, whole or in part."""
+        cache = RepoCache(repo)
+        here = cache.quantizations_here("main")
+        if (listing := _known(cache, "main")) is not None:
+            for name in quantizations(file.path for file in listing.files):
+                card = ModelCard(name, name, repo=f"{repo}:{name}")
+                if name not in here and self.find_part(card, {}) is not None:
+                    here.append(name)
+        return [f"{repo}:{name}" for name in here]
 
     def can_fetch(self, card: ModelCard) -> bool:
         if card.repo is None:
@@ -107,16 +117,14 @@ class Hub(ModelSource):
         listing = _known(RepoCache(name.repo), name.revision)
         return left_out(listing, name.quantization) if listing is not None else {}
 
-    def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
+    def find_part(self, card: ModelCard, parts: Parts) -> Path | None:
         if (whole := self.find(card)) is not None or card.repo is None:
             return whole
         name = RepoName.of(card.repo)
-        cache = RepoCache(name.repo)
+        cache = RepoCache(name.repo, name.quantization)
         listing = _known(cache, name.revision)
-        if listing is not None and _is_gguf(listing, name):
-            return None  # each node brings the whole file
         try:
-            return Outline(cache, listing).find(weights) if listing is not None else None
+            return Outline(cache, listing).find(parts) if listing is not None else None
         except (ModelUnsupported, OSError) as error:
             # Not for exo, or a cache that only others may write: who fetches it is told.
             logger.info("%s: not used in part: %s", card.repo, error)
@@ -125,18 +133,14 @@ class Hub(ModelSource):
     def fetch(self, card: ModelCard, on_progress: OnProgress) -> Path:
         return self._run(card, None, on_progress)
 
-    def fetch_part(
-        self, card: ModelCard, weights: Collection[str], on_progress: OnProgress
-    ) -> Path:
-        return self._run(card, weights, on_progress)
+    def fetch_part(self, card: ModelCard, parts: Parts, on_progress: OnProgress) -> Path:
+        return self._run(card, parts, on_progress)
 
-    def _run(
-        self, card: ModelCard, weights: Collection[str] | None, on_progress: OnProgress
-    ) -> Path:
+    def _run(self, card: ModelCard, parts: Parts | None, on_progress: OnProgress) -> Path:
         assert card.repo is not None
         try:
             return asyncio.run(
-                self._cancellable(card.repo, self._fetch(card.repo, weights, on_progress))
+                self._cancellable(card.repo, self._fetch(card.repo, parts, on_progress))
             )
         except asyncio.CancelledError:
             raise DownloadCancelled(
@@ -152,7 +156,9 @@ class Hub(ModelSource):
         if not cache.folder.is_dir():
             return False
         if name.quantization:
-            return cache.remove_quantization(name.revision)
+            listing = _known(cache, name.revision)
+            in_part = listing is not None and Outline(cache, listing).remove()
+            return cache.remove_quantization(name.revision) or in_part
         shutil.rmtree(cache.folder)
         return True
 
@@ -178,10 +184,8 @@ class Hub(ModelSource):
         finally:
             self._running.remove(entry)
 
-    async def _fetch(
-        self, name: str, weights: Collection[str] | None, on_progress: OnProgress
-    ) -> Path:
-        """`weights`: None for all and the newest; else those of the commit that is here already,
+    async def _fetch(self, name: str, parts: Parts | None, on_progress: OnProgress) -> Path:
+        """`parts`: None for all and the newest; else those of the commit that is here already,
         if one is: nodes that bring different parts must not mix commits."""
         wanted = RepoName.of(name)
         repo = wanted.repo
@@ -190,13 +194,11 @@ class Hub(ModelSource):
             peers = self._sharing.peers(repo)
             for peer in peers:
                 stack.callback(peer.close)
-            known = _known(RepoCache(repo), wanted.revision) if weights is not None else None
+            known = _known(RepoCache(repo), wanted.revision) if parts is not None else None
             at = known.commit if known is not None else wanted.revision
             listing, has_hub = await self._list(repo, at, peers)
-            if _is_gguf(listing, wanted):
-                weights = None
             suppliers = _Suppliers(peers, has_hub)
-            return await self._store(listing, wanted, weights, suppliers, on_progress)
+            return await self._store(listing, wanted, parts, suppliers, on_progress)
 
     async def _list(
         self, repo: str, revision: str, peers: Sequence[FilePeer]
@@ -225,29 +227,29 @@ class Hub(ModelSource):
         self,
         listing: Listing,
         wanted: RepoName,
-        weights: Collection[str] | None,
+        parts: Parts | None,
         suppliers: _Suppliers,
         on_progress: OnProgress,
     ) -> Path:
         cache = RepoCache(listing.repo, wanted.quantization)
         try:
             cache.save(listing, wanted.revision)
-            files = needed_files(listing, wanted.quantization)
-            if weights is not None:
-                files = [f for f in files if not is_weights(f) or f.path in weights]
+            outline = Outline(cache, listing)
+            brought = outline.wanted(parts)
             async with hub_session() as session:
                 hub: list[Supplier] = []
                 if suppliers.has_hub:
                     hub = [HubSupplier(session, listing, self._endpoint)]
                 elif not huggingface_hub.is_offline_mode():
                     hub = [peer.relay() for peer in suppliers.peers]
-                await self._bring(cache, listing, files, suppliers.peers, hub, on_progress)
-                if weights is None:
-                    paths = [file.path for file in files]
+                await self._bring(
+                    cache, listing, outline, brought, suppliers.peers, hub, on_progress
+                )
+                if parts is None:
+                    paths = [wanted.file.path for wanted in brought]
                     return await asyncio.to_thread(cache.folder_of, listing.commit, paths)
-                outline = Outline(cache, listing)
                 await outline.fetch_headers(suppliers.peers, hub, self._patience)
-                found = outline.find(weights)
+                found = await asyncio.to_thread(outline.find, parts)
         except OSError as error:
             raise storage_error(error) from error
         if found is None:
@@ -258,17 +260,20 @@ class Hub(ModelSource):
         self,
         cache: RepoCache,
         listing: Listing,
-        files: Sequence[RepoFile],
+        outline: Outline,
+        brought: Sequence[Wanted],
         peers: Sequence[FilePeer],
         hub: Sequence[Supplier],
         on_progress: OnProgress,
     ) -> None:
         def here(file: RepoFile) -> None:
-            cache.link(listing.commit, file)
+            if cache.blob(file).is_file():
+                cache.link(listing.commit, file)
+                outline.got_whole(file)
             if file.path == INDEX:  # one of the first to come: an incomplete model ends here
                 check_index(cache.snapshot(listing.commit), listing)
 
-        missing = [file for file in files if not _is_here(cache, listing, file)]
+        missing = [wanted for wanted in brought if not _is_here(cache, listing, wanted)]
         check_index(cache.snapshot(listing.commit), listing)
         if not missing:
             return
@@ -276,26 +281,23 @@ class Hub(ModelSource):
         swarm = Swarm(self._sharing, peers) if peers else None
         transfer = Transfer(
             [*peers, *hub],
-            lambda file: _claimed(cache, listing, file, report),
+            lambda wanted: _claimed(cache, listing, wanted, report),
             report.arrived,
             here,
             self._patience,
             swarm,
         )
         with swarm.hearing() if swarm else contextlib.nullcontext():
-            await transfer.fetch([(file, cache.blob(file)) for file in missing])
+            await transfer.fetch([(wanted, cache.blob(wanted.file)) for wanted in missing])
         report.send("ready")
 
 
-def _is_gguf(listing: Listing, name: RepoName) -> bool:
-    return holds_gguf([file.path for file in listing.files], name.quantization)
-
-
-def _is_here(cache: RepoCache, listing: Listing, file: RepoFile) -> bool:
-    """Whether the file is whole; if only its name is missing it gets that."""
+def _is_here(cache: RepoCache, listing: Listing, wanted: Wanted) -> bool:
+    """Whether what is wanted of a file is here; if only its name is missing it gets that."""
+    file = wanted.file
     if not cache.has(listing.commit, file):
         if not cache.blob(file).is_file():
-            return False
+            return wanted.is_here(cache.blob(file))
         tidy(cache.blob(file))
         cache.link(listing.commit, file)
     return True
@@ -315,32 +317,28 @@ class _Suppliers:
 
 @contextlib.asynccontextmanager
 async def _claimed(
-    cache: RepoCache, listing: Listing, file: RepoFile, report: Report
+    cache: RepoCache, listing: Listing, wanted: Wanted, report: Report
 ) -> AsyncIterator[bool]:
     """Meanwhile nobody else fetches this file; False if somebody just did. No file waits for
     another one's lock, so two processes cannot wait for each other."""
-    lock: FileLock = cache.lock(file)
+    lock: FileLock = cache.lock(wanted.file)
     while True:
         try:
             lock.acquire(timeout=0)
             break
         except Timeout:
-            report.waiting(file)
+            report.waiting(wanted.file)
             await asyncio.sleep(PROGRESS_S)
     try:
-        yield not _is_here(cache, listing, file)
+        yield not _is_here(cache, listing, wanted)
     finally:
         lock.release()
 
 
-def _check_disk(cache: RepoCache, missing: Sequence[RepoFile]) -> str:
+def _check_disk(cache: RepoCache, missing: Sequence[Wanted]) -> str:
     """Raises DiskFull if there is too little; a warning if there will be little, else ""."""
     cache.folder.mkdir(parents=True, exist_ok=True)
-    wanted = sum(file.size for file in missing) - sum(
-        part.stat().st_blocks * 512
-        for file in missing
-        if (part := part_of(cache.blob(file))).is_file()
-    )
+    wanted = sum(one.size - one.here(cache.blob(one.file)) for one in missing)
     free = shutil.disk_usage(cache.folder).free
     if wanted + KEEP_FREE > free:
         raise DiskFull(

@@ -89,7 +89,7 @@ def needed_files(listing: Listing, quantization: str = "") -> list[RepoFile]:
     sizes = {file.path: file.size for file in listing.files}
     if holds_gguf(sizes, quantization):
         chosen = chosen_gguf(listing.repo, sizes, quantization)
-        return [file for file in listing.files if file.path in chosen]
+        return sorted((f for f in listing.files if f.path in chosen), key=lambda f: f.path)
     if quantization:
         raise ModelUnsupported(f"{listing.repo} has no GGUF files; name it without :{quantization}")
     if "config.json" not in sizes:
@@ -212,10 +212,10 @@ class RepoCache:
             return self.snapshot(commit)
         made = self._made(commit, first)
         if not (made / "config.json").is_file():
-            from exo.models.gguf.folder import make_folder  # late: imports tokenizers
+            from exo.models.gguf.folder import make_folder, parts_of  # late: imports tokenizers
 
             try:
-                make_folder(first, made)
+                make_folder(parts_of(first), made)
             except OSError:
                 # Another process may have been faster.
                 if not (made / "config.json").is_file():

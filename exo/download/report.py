@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from exo.download.hub_cache import RepoFile
+from exo.download.partial_file import Wanted
 from exo.download.progress import OnProgress, Progress
 from exo.download.transfer import Arrived
 
@@ -20,15 +21,16 @@ class Report:
     """Turns what arrives into progress, a few times a second."""
 
     def __init__(
-        self, repo: str, files: Sequence[RepoFile], on_progress: OnProgress, low_disk: str
+        self, repo: str, brought: Sequence[Wanted], on_progress: OnProgress, low_disk: str
     ) -> None:
         self._repo = repo
         self._low_disk = low_disk
         self._trouble, self._trouble_at = "", 0.0
         self._is_slow = False
         self._window: tuple[float, int] | None = None  # when it began, bytes that had come
-        self._total = sum(file.size for file in files)
-        self._done = dict.fromkeys((file.path for file in files), 0)
+        self._sizes = {wanted.file.path: wanted.size for wanted in brought}
+        self._total = sum(self._sizes.values())
+        self._done = dict.fromkeys(self._sizes, 0)
         self._by_source = {"hub": 0, "peer": 0, "disk": 0}
         self._on_progress = on_progress
         self._sent = 0.0
@@ -42,7 +44,7 @@ class Report:
             # All files say so before the first one moves; that one is hashed is told where nothing
             # else moves.
             return
-        whole = self._done[file.path] == file.size
+        whole = self._done[file.path] == self._sizes[file.path]
         if event.trouble:
             self._trouble, self._trouble_at = event.trouble, now
         if event.trouble or whole or now - self._sent > PROGRESS_S:
@@ -83,7 +85,7 @@ class Report:
                 self._total,
                 file=file.path if file else "",
                 file_done=self._done[file.path] if file else 0,
-                file_total=file.size if file else 0,
+                file_total=self._sizes[file.path] if file else 0,
                 warning=self._warning() if phase == "downloading" else "",
                 by_source=tuple(self._by_source.items()),
             )

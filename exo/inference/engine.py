@@ -24,7 +24,7 @@ from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
 from exo.inference.sampling import SampledToken, sample
 from exo.models.description import ModelDescription
-from exo.models.tensor_table import absent_weights
+from exo.models.tensor_table import absent_tensors
 from exo.models.tokenizer import Tokenizer, load_tokenizer
 from exo.shard import Shard
 from exo.topology.capabilities import free_memory
@@ -73,10 +73,10 @@ class InferenceEngine(ABC):
         """
         return await self._begin("describe", partial(self.describe_model, model_id, path))
 
-    async def needed_weights(self, shard: Shard, path: Path) -> frozenset[str]:
-        """Names of the checkpoint's weight files that hold what the shard reads. Only their headers
-        are looked at."""
-        return await self._begin("needed_weights", partial(self.weights_of_shard, shard, path))
+    async def needed_tensors(self, shard: Shard, path: Path) -> frozenset[str]:
+        """Names of the checkpoint's tensors that the shard reads, as `exo.models.tensor_table` has
+        them. Only the weight files' headers are looked at."""
+        return await self._begin("needed_tensors", partial(self.tensors_of_shard, shard, path))
 
     async def load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         """Read the shard's tensors, and only those, into memory. Layers already there stay.
@@ -141,8 +141,8 @@ class InferenceEngine(ABC):
         """See `describe`."""
 
     @abstractmethod
-    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
-        """See `needed_weights`."""
+    def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+        """See `needed_tensors`."""
 
     @abstractmethod
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
@@ -207,10 +207,13 @@ class InferenceEngine(ABC):
         return int(free_memory(accelerator) * CACHE_MEMORY_SHARE)
 
     def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
-        if (absent := absent_weights(path)) and (
-            missing := absent & self.weights_of_shard(shard, path)
+        if (absent := absent_tensors(path)) and (
+            missing := absent & self.tensors_of_shard(shard, path)
         ):
-            raise EngineFailed(f"{shard} needs {', '.join(sorted(missing))}, not on this machine")
+            raise EngineFailed(
+                f"{shard} needs {min(missing)} and {len(missing) - 1} more tensors that are "
+                "not on this machine"
+            )
         self.load_shard(shard, path, on_progress)
         self._paths[shard.model_id] = path
 

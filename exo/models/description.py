@@ -144,26 +144,23 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
             yield name, entry.nbytes
 
 
-def spare_weights(path: Path, start: int, end: int, n_layers: int) -> list[frozenset[str]]:
-    """Guesses at which weight files layers [start, end) can do without, by their tensors' names;
-    the boldest first."""
-    kinds = {file.name: _kinds(file, start, end) for file in weight_files(path)}
+def spare_tensors(
+    tensors: Collection[str], start: int, end: int, n_layers: int
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Two guesses at which of a checkpoint's tensors layers [start, end) can do without, by their
+    names; the bolder first."""
+    kinds = {name: _kind(name, start, end) for name in tensors}
     own = {"layer", *(["embedding"] if start == 0 else []), *(["head"] if end == n_layers else [])}
-    bold = frozenset(name for name, found in kinds.items() if not found & own)
-    careful = frozenset(name for name, found in kinds.items() if not found - {"other"})
-    return [guess for guess in (bold, careful) if guess]
+    bold = frozenset(name for name, kind in kinds.items() if kind not in own)
+    careful = frozenset(name for name, kind in kinds.items() if kind == "other")
+    return bold, careful
 
 
-def _kinds(file: Path, start: int, end: int) -> set[str]:
-    """Which kinds of tensors a file holds: of a "layer" of [start, end), of an "embedding", of the
-    "head" and what else belongs to no layer, or of "other" layers."""
-    found = set()
-    for name in tensors_of(file):
-        place = _LAYER_NAME.search(name)
-        if _OTHER_SENSES_NAME.search(name):
-            found.add("other")
-        elif place:
-            found.add("layer" if start <= int(place[1]) < end else "other")
-        else:
-            found.add("embedding" if _EMBEDDING_NAME.search(name) else "head")
-    return found
+def _kind(tensor: str, start: int, end: int) -> str:
+    """Of a "layer" of [start, end), an "embedding", the "head" and what else belongs to no layer,
+    or of an "other" layer."""
+    if _OTHER_SENSES_NAME.search(tensor):
+        return "other"
+    if place := _LAYER_NAME.search(tensor):
+        return "layer" if start <= int(place[1]) < end else "other"
+    return "embedding" if _EMBEDDING_NAME.search(tensor) else "head"

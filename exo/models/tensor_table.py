@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
+from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
 from exo.models.gguf.file import read_gguf
 from exo.models.gguf.names import family_of_type, renamed
 from exo.models.weight_files import chosen_weights
-
-HEADER_SUFFIX = ".exo-header"
-"""How the target of a weight file's link ends where only the file's header is here."""
 
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
 
@@ -55,15 +53,44 @@ def is_gguf(path: Path) -> bool:
     return weight_files(path)[0].suffix == ".gguf"
 
 
-def absent_weights(path: Path) -> frozenset[str]:
-    """Names of a folder's weight files of which only the header is here."""
-    links = (file for file in path.glob("model*.safetensors") if file.is_symlink())
-    return frozenset(link.name for link in links if link.readlink().suffix == HEADER_SUFFIX)
+def all_tensors(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint's folder. Raises ModelUnsupported as `tensors_of`."""
+    return {name: entry for file in weight_files(path) for name, entry in tensors_of(file).items()}
 
 
-def tensors_in(path: Path, weights: Collection[str]) -> frozenset[str]:
-    """Names of all tensors of some of a folder's weight files."""
-    return frozenset(name for file in weights for name in tensors_of(path / file))
+def is_whole(path: Path) -> bool:
+    """False where a folder has weight files that are not all here."""
+    return not any(is_in_part(file) for file in path.glob("model*"))
+
+
+def absent_tensors(path: Path) -> frozenset[str]:
+    """Names of the tensors of which not all is here."""
+    absent = []
+    for file in path.glob("model*"):
+        if is_in_part(file):
+            here = BlocksHere(file)
+            absent += [
+                name
+                for name, entry in tensors_of(file).items()
+                if not here.hold(entry.offset, entry.offset + entry.nbytes)
+            ]
+    return frozenset(absent)
+
+
+def parts_with(path: Path, tensors: Collection[str]) -> Parts:
+    """Where some tensors are in a folder's weight files, each file's header among it."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for file in weight_files(path):
+        entries = tensors_of(file)
+        ranges = [
+            (entry.offset, entry.offset + entry.nbytes)
+            for name, entry in entries.items()
+            if name in tensors
+        ]
+        if ranges:
+            header = 0, min(entry.offset for entry in entries.values())
+            found[file.name] = merged([header, *ranges])
+    return found
 
 
 def tensors_of(file: Path) -> dict[str, TensorEntry]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zoo
 from cluster import ApiError, Cluster, ExoProcess, cluster, until
+from gguf_files import write_gguf
 from hub_server import HubServer
 
 REPO = "org/tiny"
@@ -224,6 +225,60 @@ async def test_a_node_fetches_the_weights_its_shard_needs_and_more_when_one_dies
             await c.together(*left)
             assert await c.nodes[left[0]].chat(model=REPO, max_tokens=8) == said
             assert held(tmp_path, left[0]) | held(tmp_path, left[1]) == files
+
+
+@pytest.fixture(scope="module", params=["safetensors", "gguf"])
+def one_file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The same in one file, as most repositories have a small model."""
+    folder = tmp_path_factory.mktemp("one-file") / "one"
+    config = zoo.tiny_config("llama") | {"hidden_size": 512, "intermediate_size": 2048}
+    zoo.write_checkpoint("llama", folder, config)
+    zoo.write_tokenizer(folder)
+    if request.param == "safetensors":
+        return {f.name: f.read_bytes() for f in folder.iterdir()}
+    write_gguf(folder, folder / "m.gguf")
+    return {"m-F32.gguf": (folder / "m.gguf").read_bytes()}
+
+
+def disk_of(folder: Path, name: str) -> int:
+    """Bytes of weights on a node's disk."""
+    files = (folder / f"cache-{name}").glob("models--org--tiny/blobs/*")
+    return sum(512 * file.stat().st_blocks for file in files)
+
+
+async def test_of_one_file_each_node_fetches_its_part_and_more_when_one_dies(
+    tmp_path: Path, one_file: dict[str, bytes]
+) -> None:
+    names, size = ["a", "b", "c"], sum(map(len, one_file.values()))
+    with HubServer() as server:
+        server.put(REPO, one_file)
+        async with cluster(tmp_path) as c:
+            for name in names:
+                add(c, name, server.url)
+            await c.together()
+            said = await c.nodes["b"].chat("ab", REPO, max_tokens=8)
+            parts = {name: disk_of(tmp_path, name) for name in names}
+            assert all(part < 0.6 * size for part in parts.values()), (parts, size)
+            assert size <= server.sent.total() <= 1.05 * size
+            ring = await c.nodes["a"].ring(REPO)
+            c.nodes[ring[-1]].kill()
+            left = [name for name in names if name != ring[-1]]
+            await c.together(*left)
+            assert await c.nodes[left[0]].chat("ab", REPO, max_tokens=8) == said
+            assert sum(disk_of(tmp_path, name) for name in left) < 1.4 * size
+            # What is partial is completed, from each other as far as they have it.
+            sent = server.sent.total()
+            body = {"model": REPO, "all_nodes": True, "wait": True}
+            done = await c.nodes[left[0]].post("/v1/download", body, 60)
+            assert done["nodes"] == dict.fromkeys(left, "ready")
+            assert server.sent.total() - sent <= 0.05 * size
+            for name in left:
+                [weights] = [path for path in one_file if path.endswith(("safetensors", "gguf"))]
+                found = (tmp_path / f"cache-{name}").glob(f"models--*/snapshots/*/{weights}")
+                assert [file.read_bytes() == one_file[weights] for file in found] == [True]
+            assert await c.nodes[left[1]].chat("ab", REPO, max_tokens=8) == said
 
 
 async def test_what_a_shard_needs_is_enough_without_a_hub(

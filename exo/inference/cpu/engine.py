@@ -63,12 +63,12 @@ class CPUEngine(InferenceEngine):
             return described
         return describe_checkpoint(model_id, path, n_layers)
 
-    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+    def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
         try:
             model = CheckpointModel(path)
         except ModelUnsupported:
-            return self._mlx.weights_of_shard(shard, path)
-        return model.weights_of(shard.start_layer, shard.end_layer)
+            return self._mlx.tensors_of_shard(shard, path)
+        return model.tensors_of(shard.start_layer, shard.end_layer)
 
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         if shard.model_id not in self._checkpoints:

@@ -118,12 +118,11 @@ class CheckpointModel:
             on_progress(total, total)
         return model
 
-    def weights_of(self, start: int, end: int) -> frozenset[str]:
-        """Names of the files that hold what layers [start, end) read."""
+    def tensors_of(self, start: int, end: int) -> frozenset[str]:
+        """Names of the tensors that layers [start, end) read."""
         with Checkpoint(self.path) as checkpoint:
             layers, modules = range(start, end), self._outer_modules(start, end)
-            names = self._tensors_of(checkpoint, layers, modules, end)
-            return frozenset(checkpoint.file_of(name).name for name in names)
+            return frozenset(self._tensors_of(checkpoint, layers, modules, end))
 
     def keep_only(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Forget what no shard of these layer ranges uses."""

@@ -88,7 +88,7 @@ class DummyEngine(InferenceEngine):
             context_length=int(os.environ.get("EXO_DUMMY_CONTEXT", CONTEXT_LENGTH)),
         )
 
-    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+    def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
         return frozenset()
 
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:

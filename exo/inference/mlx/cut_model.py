@@ -38,7 +38,7 @@ from exo.inference.mlx.trace import (
     boundaries_of,
     crossings,
 )
-from exo.models.tensor_table import absent_weights, is_gguf, tensors_in
+from exo.models.tensor_table import absent_tensors, is_gguf
 
 # What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
 # the process when a package is missing.
@@ -125,10 +125,10 @@ class CutModel:
     def __init__(
         self, path: Path, dtype: mx.Dtype | None, absent: frozenset[str] | None = None
     ) -> None:
-        """`absent`: weight files to do without; None: those that are not here."""
+        """`absent`: tensors to do without; None: those that are not here."""
         self._path = path
         self._dtype = dtype
-        self._absent = absent_weights(path) if absent is None else absent
+        self._absent = absent_tensors(path) if absent is None else absent
         self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
         self.model, self.config = self.build()
         found = getattr(self.model, "layers", None)
@@ -155,7 +155,7 @@ class CutModel:
         if self._gguf is not None:
             classes = classes_given(self._gguf.stand_ins())
         else:
-            classes = classes_without(tensors_in(self._path, self._absent))
+            classes = classes_without(self._absent)
         try:
             # trust_remote_code stays False: a checkpoint never brings code.
             model, config = load_model(
@@ -350,7 +350,7 @@ class CutModel:
         return refused
 
     def needs_absent(self, start: int, end: int) -> bool:
-        """Whether layers [start, end) would read anything of the absent weight files."""
+        """Whether layers [start, end) would read any of the absent tensors."""
         rows = mx.zeros((1, self.boundaries[start - 1].features)) if start else None
         caches = self.new_caches()
         token = mx.zeros((1,), mx.int32)
@@ -359,12 +359,12 @@ class CutModel:
         return depend_on_absent([output, kv.arrays(caches), layers])
 
     def reopen(self, path: Path, in_memory: set[int]) -> None:
-        """More of the checkpoint's files are here, in `path`: the stand-ins for their tensors give
-        way to these. `in_memory`: layers that are complete already."""
+        """More of the checkpoint is here, in `path`: the stand-ins for its tensors give way to
+        these. `in_memory`: layers that are complete already."""
         self._path = path
         if not self._absent:
             return
-        self._absent = absent_weights(path)
+        self._absent = absent_tensors(path)
         fresh, _ = self.build()
         for index, layer in enumerate(self.layers):
             if index not in in_memory:

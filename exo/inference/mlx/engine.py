@@ -33,9 +33,9 @@ from exo.inference.mlx.together import Company, Together, works
 from exo.models.description import (
     ModelDescription,
     describe_checkpoint,
-    spare_weights,
+    spare_tensors,
 )
-from exo.models.tensor_table import is_gguf, weight_files
+from exo.models.tensor_table import all_tensors, is_gguf
 from exo.shard import Shard
 
 if TYPE_CHECKING:
@@ -107,15 +107,16 @@ class MLXEngine(InferenceEngine):
         # float16 products on a CPU are 30 times slower than float32 ones.
         return CutModel(path, mx.float32 if self._on_cpu else None, absent)
 
-    def weights_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
-        """Names of tensors only suggest which files a shard can do without: a class may put them
-        together as it likes. Its own lazy graph decides."""
+    def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
+        """Names only suggest which tensors a shard can do without: a class may put them together as
+        it likes. Its own lazy graph decides."""
         start, end = shard.start_layer, shard.end_layer
-        names = frozenset(file.name for file in weight_files(path))
+        names = frozenset(all_tensors(path))
+        bold, careful = spare_tensors(names, start, end, shard.n_layers)
         if is_gguf(path):
-            return names
-        for spare in spare_weights(path, start, end, shard.n_layers):
-            if not self._cut_model(path, spare).needs_absent(start, end):
+            return names - careful  # all that belongs to no layer is read: `CutModel.read_outer`
+        for spare in (bold, careful):
+            if not spare or not self._cut_model(path, spare).needs_absent(start, end):
                 return names - spare
         return names
 

@@ -16,6 +16,10 @@ Value = Callable[..., Any]
 """(key without the architecture, default) to what the metadata says; without a default it must."""
 
 
+FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that are part of the configuration."""
+
+
 def config_of(gguf: GGUF) -> dict[str, Any]:
     """config.json as mlx-lm's class of the architecture reads it; token ids are the tokenizer's
     part.
@@ -63,10 +67,9 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
 
 
 def _rope_scaling(gguf: GGUF, value: Value, config: dict[str, Any]) -> dict[str, Any] | None:
-    factors = gguf.floats("rope_freqs.weight")
+    factors, long, short = map(gguf.floats, FACTORS)
     if factors is not None:
         return _llama3_scaling(factors, config["head_dim"], config["rope_theta"])
-    long, short = (gguf.floats(f"rope_factors_{kind}.weight") for kind in ("long", "short"))
     original = value("rope.scaling.original_context_length", None)
     if long is not None and short is not None:
         return {

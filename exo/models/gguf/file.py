@@ -48,8 +48,9 @@ READ_FORMATS = tuple(name for name, _, _ in _FORMATS.values())
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """`shape` has the columns last, unlike in GGUF; `offset` is from the file's start."""
+    """`shape` has the columns last, unlike in GGUF; `offset` is from the start of `file`."""
 
+    file: Path
     format: str
     shape: tuple[int, ...]
     offset: int
@@ -58,11 +59,12 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUF:
-    """Arrays of numbers in the metadata are NumPy's, arrays of strings are lists."""
+    """Arrays of numbers in the metadata are NumPy's, arrays of strings are lists. `data_start`:
+    where the header ends and the first tensor may begin."""
 
-    path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
+    data_start: int
 
     @property
     def architecture(self) -> str:
@@ -74,7 +76,7 @@ class GGUF:
         if tensor is None or tensor.format not in ("F32", "F16"):
             return None
         dtype = np.float32 if tensor.format == "F32" else np.float16
-        found = np.fromfile(self.path, dtype, prod(tensor.shape), offset=tensor.offset)
+        found = np.fromfile(tensor.file, dtype, prod(tensor.shape), offset=tensor.offset)
         return found.astype(np.float32).reshape(tensor.shape)
 
 
@@ -89,14 +91,24 @@ def read_gguf(path: Path) -> GGUF:
         with path.open("rb") as stream:
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         with data:
-            return _read(path, data)
-    except (ValueError, struct.error, IndexError, OverflowError, OSError) as error:
+            return parse_gguf(path, data, len(data))
+    except (*ENDS_TOO_SOON, OSError) as error:
         raise ModelUnsupported(
             f"{path} is not a GGUF file, or not a whole one ({error}); fetch it again"
         ) from error
 
 
-def _read(path: Path, data: mmap.mmap) -> GGUF:
+ENDS_TOO_SOON = (ValueError, struct.error, IndexError, OverflowError)
+"""What `parse_gguf` raises."""
+
+
+def parse_gguf(path: Path, data: bytes | mmap.mmap, size: int) -> GGUF:
+    """The header of a file of `size` bytes that `data` begins.
+
+    Raises:
+        ModelUnsupported: it holds what exo does not read.
+        ENDS_TOO_SOON: it is damaged, or does not end in `data`.
+    """
     if data[:4] != _MAGIC:
         raise ValueError(f"it begins with {bytes(data[:4])!r}, not with {_MAGIC!r}")
     reader = _Reader(data)
@@ -117,10 +129,10 @@ def _read(path: Path, data: mmap.mmap) -> GGUF:
         if kind not in _FORMATS:
             unread[_UNREAD.get(kind, str(kind))] = unread.get(_UNREAD.get(kind, str(kind)), 0) + 1
             continue
-        format_name, columns, size = _FORMATS[kind]
+        format_name, columns, block = _FORMATS[kind]
         if not shape or shape[-1] % columns:
             raise ValueError(f"tensor {name} of {shape} in blocks of {columns}")
-        found.append((name, format_name, shape, offset, prod(shape) // columns * size))
+        found.append((name, format_name, shape, offset, prod(shape) // columns * block))
     if unread:
         what = ", ".join(f"{count} tensors of {name}" for name, count in unread.items())
         raise ModelUnsupported(
@@ -129,11 +141,11 @@ def _read(path: Path, data: mmap.mmap) -> GGUF:
     alignment = int(metadata.get("general.alignment", 32))
     start = -(-reader.at // alignment) * alignment
     tensors = {}
-    for name, format_name, shape, offset, size in found:
-        if start + offset + size > len(data):
-            raise ValueError(f"tensor {name} ends {start + offset + size - len(data)} bytes after")
-        tensors[name] = GGUFTensor(format_name, shape, start + offset, size)
-    return GGUF(path, metadata, tensors)
+    for name, format_name, shape, offset, count in found:
+        if start + offset + count > size:
+            raise ValueError(f"tensor {name} ends {start + offset + count - size} bytes after")
+        tensors[name] = GGUFTensor(path, format_name, shape, start + offset, count)
+    return GGUF(metadata, tensors, start)
 
 
 def _limited(count: int) -> int:
@@ -145,7 +157,7 @@ def _limited(count: int) -> int:
 class _Reader:
     """Takes one value after the other from a header."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: bytes | mmap.mmap) -> None:
         self._data = data
         self.at = 4
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from exo.errors import ModelUnsupported
@@ -33,7 +34,7 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
-def make_folder(file: Path, folder: Path) -> None:
+def make_folder(parts: Sequence[Path], folder: Path) -> None:
     """`write_folder`, all of it or nothing, in place of what is there.
 
     Raises:
@@ -43,18 +44,24 @@ def make_folder(file: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as scratch:
         made = Path(scratch) / "model"
-        write_folder(file, made)
+        write_folder(parts, made)
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
 
 
-def write_folder(file: Path, folder: Path) -> None:
+def weight_names(count: int) -> list[str]:
+    """What a model's files are called in its folder, where it is in `count` parts."""
+    if count == 1:
+        return ["model.gguf"]
+    return [f"model-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def write_folder(parts: Sequence[Path], folder: Path) -> None:
     """Make `folder`: config.json and the tokenizer from the metadata, links to the file's parts.
 
     Raises:
         ModelUnsupported: what exo does not read of the file; the message says what.
     """
-    parts = parts_of(file)
     gguf = read_gguf(parts[0])
     tensors = dict(gguf.tensors)
     for part in parts[1:]:
@@ -66,7 +73,6 @@ def write_folder(file: Path, folder: Path) -> None:
     # Group size and bits are what mlx-lm takes for modules that nothing else is known of.
     config["quantization"] = {"group_size": 32, "bits": 8}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    for number, part in enumerate(parts, start=1):
-        link = f"model-{number:05}-of-{len(parts):05}.gguf" if len(parts) > 1 else "model.gguf"
+    for link, part in zip(weight_names(len(parts)), parts, strict=True):
         (folder / link).symlink_to(part.resolve())
         tensors_of(folder / link)  # every tensor has a place

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +32,9 @@ SILENCE_S = 5.0
 
 HUB_TIMEOUT_S = 30.0
 """The same where the peer has to ask the hub."""
+
+CHECKSUM = "crc32"
+"""Trailing metadata of a range: of a file in part no digest tells what became of it on its way."""
 
 _NEVER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -96,13 +100,19 @@ class GrpcFilePeer(FilePeer):
         )
         call = self._read(request)
         silence_s = HUB_TIMEOUT_S if relay else SILENCE_S
+        checksum = 0
         try:
             while True:
                 async with asyncio.timeout(silence_s):
                     piece = await self._off(next, call, None)
                 if piece is None:
-                    return
+                    break
+                checksum = zlib.crc32(piece, checksum)
                 yield piece
+            if dict(call.trailing_metadata()).get(CHECKSUM) != str(checksum):
+                raise SupplierFailed(
+                    DownloadFailed(f"{file.path}: what {self.name} sent was damaged on its way")
+                )
         except TimeoutError as error:
             raise SupplierFailed(
                 DownloadFailed(f"{self.name} sent nothing of {file.path} for {silence_s:.0f} s")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from exo.networking.calls.messages import (
     Prepared,
     StepFailure,
 )
+from exo.networking.calls.peer_files import CHECKSUM
 from exo.networking.calls.peer_handle import Beat, beat_from_pb, beat_to_pb
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
@@ -308,22 +310,28 @@ class _Servicer(NodeServiceServicer):
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[Any]:
         self.reading += 1
+        checksum = 0
         try:
-            if request.relay:
-                ranged = relayed(request.repo, request.digest, request.start, request.end)
-                async with contextlib.aclosing(ranged):
-                    async for some in ranged:
-                        yield some
-                return
-            pieces = self._handler.sharing.read(
-                request.repo, request.digest, request.start, request.end
-            )
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield piece
+            async with contextlib.aclosing(self._pieces(request)) as pieces:
+                async for piece in pieces:
+                    checksum = zlib.crc32(piece, checksum)
+                    yield piece
+            context.set_trailing_metadata(((CHECKSUM, str(checksum)),))
         except ExoError as error:
             await abort(context, error)
         finally:
             self.reading -= 1
+
+    async def _pieces(self, request: pb.ReadFileRequest) -> AsyncGenerator[bytes, None]:
+        digest, start, end = request.digest, request.start, request.end
+        if request.relay:
+            async with contextlib.aclosing(relayed(request.repo, digest, start, end)) as ranged:
+                async for some in ranged:
+                    yield some
+            return
+        pieces = self._handler.sharing.read(request.repo, digest, start, end)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
 
     async def ReportFailure(self, request: pb.StepFailure, context: Context) -> pb.Ack:
         self._handler.on_failure(messages.failure_from_pb(request))

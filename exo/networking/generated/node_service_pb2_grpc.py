@@ -229,7 +229,7 @@ class NodeServiceServicer:
 
     def ReadFile(self, request, context):
         """A range of a file that the receiver has. The pieces are its bytes, not messages of their own:
-        see exo/networking/calls/server.py.
+        see exo/networking/calls/server.py. Their CRC-32 follows as trailing metadata, "crc32".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

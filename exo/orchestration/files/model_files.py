@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,8 @@ from exo.download.watch import watched
 from exo.errors import DownloadCancelled, ExoError, Stalled
 from exo.inference.engine import InferenceEngine
 from exo.models.description import ModelDescription
-from exo.models.tensor_table import absent_weights
+from exo.models.file_parts import Parts
+from exo.models.tensor_table import is_whole, parts_with
 from exo.networking.calls.messages import HeldModel
 from exo.orchestration.files.activity import Activity
 from exo.shard import Shard
@@ -37,7 +38,7 @@ class ModelFiles:
     async def are_here(self, model_id: str) -> bool:
         """Whether `describe` has to bring nothing. Raises ModelNotFound if no model can have that
         name."""
-        return await asyncio.to_thread(self._store.find, model_id, ()) is not None
+        return await asyncio.to_thread(self._store.find, model_id, {}) is not None
 
     async def describe(
         self, model_id: str, on_progress: OnProgress
@@ -49,7 +50,7 @@ class ModelFiles:
             ModelNotFound, DownloadFailed: no source has the files, or they did not come.
             ModelUnsupported: no engine here runs the model.
         """
-        path = await self._bring(model_id, on_progress, weights=())
+        path = await self._bring(model_id, on_progress, parts={})
         known = self._described.get(model_id)
         if known is None or known[0] != path:
             described = await self._asked(
@@ -68,11 +69,12 @@ class ModelFiles:
     async def bring_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> Path:
         """A folder with what a shard reads, brought here first if the one that `describe` gave has
         not all of it. Raises as `describe`."""
-        if not await asyncio.to_thread(absent_weights, path):
+        if await asyncio.to_thread(is_whole, path):
             return path
-        needed = self._engine.needed_weights(shard, path)
-        weights = await self._asked(needed, shard.model_id, on_progress)
-        return await self._bring(shard.model_id, on_progress, weights=weights)
+        needed = self._engine.needed_tensors(shard, path)
+        tensors = await self._asked(needed, shard.model_id, on_progress)
+        parts = await asyncio.to_thread(parts_with, path, tensors)
+        return await self._bring(shard.model_id, on_progress, parts=parts)
 
     def weights_bytes(self, shard: Shard) -> int:
         """Of a shard whose model was described: what a token reads; 0 of any other."""
@@ -97,11 +99,9 @@ class ModelFiles:
 
     def _here(self, last_used: Mapping[str, float]) -> list[HeldModel]:
         names = [card.model_id for card in self._store.available()]
-        found = ((name, self._store.find(name, ())) for name in names)
+        found = ((name, self._store.find(name, {})) for name in names)
         return [
-            HeldModel(
-                name, self._store.size(path), not absent_weights(path), last_used.get(name, 0)
-            )
+            HeldModel(name, self._store.size(path), is_whole(path), last_used.get(name, 0))
             for name, path in found
             if path is not None
         ]
@@ -117,7 +117,7 @@ class ModelFiles:
         model_id: str,
         on_progress: OnProgress,
         *,
-        weights: Collection[str] | None = None,
+        parts: Parts | None = None,
         renew: bool = False,
     ) -> Path:
         moved = False
@@ -132,7 +132,7 @@ class ModelFiles:
 
         try:
             path = await watched(
-                lambda moves: self._store.ensure(model_id, moves, weights=weights, renew=renew),
+                lambda moves: self._store.ensure(model_id, moves, parts=parts, renew=renew),
                 heard,
                 Progress("checking", model_id),
             )

@@ -1,4 +1,4 @@
-"""Parts of a model: some weight files whole, of the others the header."""
+"""Parts of a model: of weight files what is needed of them, or the header."""
 
 import json
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
+import zoo
+from gguf_files import write_gguf
 from hub_server import Fault, HubServer
 
 from exo.download.hub import Hub
@@ -14,7 +16,15 @@ from exo.download.progress import Progress
 from exo.download.supplier import Patience
 from exo.errors import ModelUnsupported
 from exo.models.card import ModelCard
-from exo.models.tensor_table import absent_weights, safetensors_header
+from exo.models.file_parts import BLOCK, Parts
+from exo.models.gguf.file import read_gguf
+from exo.models.tensor_table import (
+    absent_tensors,
+    all_tensors,
+    is_whole,
+    parts_with,
+    safetensors_header,
+)
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -53,8 +63,16 @@ def server() -> Iterator[HubServer]:
         yield running
 
 
-def fetch(server: HubServer, *names: str) -> Path:
-    return Hub(server.url, QUICK).fetch_part(CARD, names, lambda progress: None)
+def fetch(server: HubServer, parts: Parts, card: ModelCard = CARD) -> Path:
+    return Hub(server.url, QUICK).fetch_part(card, parts, lambda progress: None)
+
+
+def all_of(*names: str) -> Parts:
+    return {name: [(0, len(FILES[name]))] for name in names}
+
+
+def disk_of(folder: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in folder.glob("model*"))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +88,9 @@ def test_headers_are_enough_to_know_a_model_by(
     server: HubServer, fault: Fault | None, cache: Path
 ) -> None:
     server.faults = [fault] if fault else []
-    assert Hub(server.url).find_part(CARD, ()) is None
-    folder = fetch(server)
-    assert absent_weights(folder) == set(NAMES)
+    assert Hub(server.url).find_part(CARD, {}) is None
+    folder = fetch(server, {})
+    assert absent_tensors(folder) == set(all_tensors(folder)) and not is_whole(folder)
     for name in NAMES:
         start, header = safetensors_header(folder / name)
         assert (folder / name).stat().st_size == len(FILES[name])
@@ -85,30 +103,98 @@ def test_headers_are_enough_to_know_a_model_by(
         huggingface_hub.snapshot_download(REPO, local_files_only=True, cache_dir=cache)
     assert not huggingface_hub.scan_cache_dir(cache).warnings
     hub = Hub(server.url)
-    assert hub.find_part(CARD, ()) == folder and hub.find(CARD) is None
-    assert hub.find_part(CARD, NAMES[:1]) is None
+    assert hub.find_part(CARD, {}) == folder and hub.find(CARD) is None
+    assert hub.find_part(CARD, all_of(NAMES[0])) is None
     assert server.requests == before
 
 
-def test_the_named_weights_come_whole_and_the_rest_later(server: HubServer) -> None:
-    fetch(server)
+def test_a_file_that_is_needed_comes_whole_and_the_rest_later(server: HubServer) -> None:
+    fetch(server, {})
     server.sent.clear()
-    folder = fetch(server, NAMES[0])
+    folder = fetch(server, all_of(NAMES[0]))
     assert server.sent == {NAMES[0]: len(FILES[NAMES[0]])}
-    assert absent_weights(folder) == set(NAMES[1:])
+    assert {name.split(".")[1] for name in absent_tensors(folder)} == {"1", "2"}
     assert (folder / NAMES[0]).read_bytes() == FILES[NAMES[0]]
-    assert fetch(server, *NAMES) == folder and not absent_weights(folder)
+    assert fetch(server, all_of(*NAMES)) == folder and is_whole(folder)
     whole = Hub(server.url).find(CARD)
     assert whole is not None and all((whole / n).read_bytes() == FILES[n] for n in FILES)
-    assert Hub(server.url).find_part(CARD, ()) == whole
+    assert Hub(server.url).find_part(CARD, {}) == whole
+
+
+def test_of_a_file_only_the_blocks_of_its_tensors_come_and_the_rest_later(
+    server: HubServer,
+) -> None:
+    folder = fetch(server, {})
+    server.sent.clear()
+    parts = parts_with(folder, ["layers.0.t1", "layers.2.t0"])
+    assert Hub(server.url).find_part(CARD, parts) is None
+    folder = fetch(server, parts)
+    # The header is in the first block; t1 begins in the second one and ends in the third.
+    assert server.sent == {NAMES[0]: 3 * BLOCK, NAMES[2]: 2 * BLOCK}
+    absent = absent_tensors(folder)
+    assert {"layers.0.t1", "layers.0.t0", "layers.2.t0"}.isdisjoint(absent)
+    assert {"layers.0.t2", "layers.2.t1", "layers.2.t2"} <= absent
+    assert 5 * BLOCK <= disk_of(folder) <= 5.5 * BLOCK  # and a header
+    for name in ("layers.0.t1", "layers.2.t0"):
+        entry = all_tensors(folder)[name]
+        data = FILES[entry.file.name][entry.offset : entry.offset + entry.nbytes]
+        assert entry.file.read_bytes()[entry.offset : entry.offset + entry.nbytes] == data
+    requests = list(server.requests)
+    assert Hub(server.url).find_part(CARD, parts) == folder == fetch(server, parts)
+    assert not any("/cdn/" in request for request in server.requests[len(requests) :])
+
+    server.sent.clear()
+    whole = Hub(server.url, QUICK).fetch(CARD, lambda progress: None)
+    assert all((whole / name).read_bytes() == FILES[name] for name in FILES)
+    assert server.sent[NAMES[0]] == len(FILES[NAMES[0]]) - 3 * BLOCK
+    assert server.sent[NAMES[2]] == len(FILES[NAMES[2]]) - 2 * BLOCK
+    assert Hub(server.url).find_part(CARD, parts) == whole
+    assert all(file.is_symlink() for file in whole.parent.parent.rglob("*.exo-part"))
+
+
+def test_who_reads_a_part_still_can_when_the_file_gets_its_name(server: HubServer) -> None:
+    """A plan is loading while `exo download` brings the rest."""
+    parts = parts_with(fetch(server, {}), ["layers.0.t0"])
+    folder = fetch(server, parts)
+    Hub(server.url, QUICK).fetch(CARD, lambda progress: None)
+    assert (folder / NAMES[0]).read_bytes() == FILES[NAMES[0]]
+    assert "layers.0.t0" not in absent_tensors(folder)
+
+
+def test_without_hard_links_parts_are_used_all_the_same(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    folder = fetch(server, {})
+    folder = fetch(server, parts_with(folder, ["layers.0.t0"]))
+    assert "layers.0.t0" not in absent_tensors(folder) and not is_whole(folder)
+    Hub(server.url, QUICK).fetch(CARD, lambda progress: None)
+    assert (folder / NAMES[0]).read_bytes() == FILES[NAMES[0]]
+    assert not any(name.startswith("layers.0") for name in absent_tensors(folder))
+
+
+def test_what_a_power_cut_may_have_taken_is_fetched_again(server: HubServer, cache: Path) -> None:
+    """A whole file would be told from its digest; of a part only what is saved counts."""
+    parts = parts_with(fetch(server, {}), ["layers.0.t0"])
+    fetch(server, parts)
+    [kept] = (cache / "models--org--model" / "blobs").glob("*.exo-map")
+    assert kept.read_bytes() == b"\2\2\0\0"
+    kept.write_bytes(b"\2\1\0\0")  # as if the second block was written and not saved
+    server.sent.clear()
+    assert Hub(server.url).find_part(CARD, parts) is None
+    fetch(server, parts)
+    assert server.sent == {NAMES[0]: BLOCK}
 
 
 def test_parts_of_one_model_are_of_one_commit(server: HubServer) -> None:
     """The hub has a newer one meanwhile, which only a download of the whole asks for."""
-    fetch(server, NAMES[0])
+    fetch(server, all_of(NAMES[0]))
     newer = FILES | {name: weights(i + 7, 3) for i, name in enumerate(NAMES)}
     commit = server.put(REPO, newer)
-    folder = fetch(server, NAMES[2])
+    folder = fetch(server, all_of(NAMES[2]))
     assert (folder / NAMES[2]).read_bytes() == FILES[NAMES[2]]
     whole = Hub(server.url, QUICK).fetch(CARD, lambda progress: None)
     assert whole.name == commit
@@ -118,11 +204,70 @@ def test_parts_of_one_model_are_of_one_commit(server: HubServer) -> None:
 def test_what_is_no_safetensors_file_is_named(server: HubServer) -> None:
     server.put(REPO, FILES | {NAMES[1]: b"\xff" * 100_000})
     with pytest.raises(ModelUnsupported, match=f"{NAMES[1]} is not a safetensors file"):
-        fetch(server)
+        fetch(server, {})
 
 
 def test_progress_counts_the_bytes_of_the_part(server: HubServer) -> None:
     said: list[Progress] = []
-    Hub(server.url, QUICK).fetch_part(CARD, NAMES[:1], said.append)
+    Hub(server.url, QUICK).fetch_part(CARD, all_of(NAMES[0]), said.append)
     small = len(FILES["config.json"]) + len(FILES["tokenizer.json"])
     assert said[-1].done == said[-1].total == small + len(FILES[NAMES[0]])
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A llama of 12 MB with RoPE factors, which are tensors."""
+    folder = tmp_path_factory.mktemp("gguf")
+    config = zoo.tiny_config("llama") | {"hidden_size": 256, "intermediate_size": 512}
+    factors = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    factors |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    zoo.write_checkpoint("llama", folder / "source", config | {"rope_scaling": factors})
+    write_gguf(folder / "source", folder / "m.gguf")
+    return (folder / "m.gguf").read_bytes()
+
+
+def test_of_a_gguf_file_too(server: HubServer, gguf: bytes, cache: Path) -> None:
+    name, noise = "m-Q8_0.gguf", np.random.default_rng(0).bytes(1000)
+    server.put("org/gguf", {name: gguf, "m-Q4_0.gguf": noise, "README.md": b"."})
+    card = ModelCard("m", "m", repo="org/gguf:Q8_0")
+    assert Hub(server.url).find_part(card, {}) is None
+    folder = fetch(server, {}, card)
+    assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+    assert server.sent.total() < 1.2 * BLOCK and not is_whole(folder)
+    tensors = {n for n in all_tensors(folder) if ".layers.1." in n}
+    assert tensors and tensors <= absent_tensors(folder)
+    server.sent.clear()
+    parts = parts_with(folder, tensors)
+    assert fetch(server, parts, card) == folder
+    assert tensors.isdisjoint(absent_tensors(folder)) and absent_tensors(folder)
+    assert server.sent[name] < 0.6 * len(gguf)
+    hub = Hub(server.url)
+    assert [one.model_id for one in hub.listed()] == ["org/gguf:Q8_0"]
+    server.sent.clear()
+    whole = Hub(server.url, QUICK).fetch(card, lambda progress: None)
+    assert is_whole(whole) and server.sent[name] < 0.6 * len(gguf)
+    assert (whole / "model.gguf").read_bytes() == gguf
+    assert (whole / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert hub.remove(card) and not hub.listed()
+    assert not list(cache.rglob("*.gguf")) and not list(cache.rglob("*.exo-*"))
+
+
+def test_a_long_gguf_header_is_read_to_its_end(server: HubServer, tmp_path: Path) -> None:
+    """Vocabularies take megabytes."""
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    merges = [f"! {'x' * 100}{i}" for i in range(30_000)]
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", **{"some.strings": merges})
+    data = (tmp_path / "m.gguf").read_bytes()
+    server.put("org/long", {"m-Q8_0.gguf": data})
+    folder = fetch(server, {}, ModelCard("m", "m", repo="org/long"))
+    expected = read_gguf(tmp_path / "m.gguf")
+    assert expected.data_start > 3 * BLOCK
+    assert read_gguf(folder / "model.gguf").metadata["some.strings"] == merges
+    assert server.sent.total() <= 1.6 * expected.data_start
+
+
+@pytest.mark.parametrize("data", [b"GGUF" + b"\xff" * 300_000, b"ELF" + bytes(300_000)])
+def test_what_is_no_gguf_file_is_named(server: HubServer, data: bytes) -> None:
+    server.put("org/bad", {"m-Q8_0.gguf": data})
+    with pytest.raises(ModelUnsupported, match=r"m-Q8_0.gguf is (not a )?GGUF"):
+        fetch(server, {}, ModelCard("m", "m", repo="org/bad"))

@@ -25,7 +25,7 @@ from exo.inference.sampling import SamplingParams
 from exo.models.card import resolve
 from exo.models.checkpoint import Checkpoint
 from exo.models.gguf.file import READ_FORMATS, read_gguf
-from exo.models.gguf.folder import write_folder
+from exo.models.gguf.folder import parts_of, write_folder
 from exo.models.tokenizer import HFTokenizer
 from exo.shard import Shard
 
@@ -51,7 +51,7 @@ def test_a_file_computes_what_its_source_does(model_type: str, tmp_path: Path) -
     config = zoo.tiny_config(model_type) | {"query_pre_attn_scalar": 16}
     zoo.write_checkpoint(model_type, source, config)
     write_gguf(source, tmp_path / "m.gguf")
-    write_folder(tmp_path / "m.gguf", folder)
+    write_folder([tmp_path / "m.gguf"], folder)
     assert (folder / "model.gguf").resolve() == tmp_path / "m.gguf"
     expected = zoo.unsplit_logits(source)
     through_mlx = asyncio.run(zoo.split_logits(folder, [2], zoo.LAYERS))
@@ -68,7 +68,7 @@ def test_both_engines_read_the_same_numbers(name: str, tmp_path: Path) -> None:
         return name if numbers.ndim == 2 else "F32"
 
     write_gguf(tmp_path / "source", tmp_path / "m.gguf", quantize)
-    write_folder(tmp_path / "m.gguf", tmp_path / "folder")
+    write_folder([tmp_path / "m.gguf"], tmp_path / "folder")
     found = cpu_logits(tmp_path / "folder", [])[-1]
     [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "folder", [2], zoo.LAYERS))
     assert zoo.worst_error([found], [through_mlx[0]]) < 1e-4
@@ -101,14 +101,14 @@ def test_mlx_holds_the_numbers_of_the_file(name: str) -> None:
 def test_the_tokenizer_is_the_file_s(tmp_path: Path) -> None:
     zoo.write_checkpoint("llama", tmp_path / "source")
     write_gguf(tmp_path / "source", tmp_path / "m.gguf")
-    write_folder(tmp_path / "m.gguf", tmp_path / "folder")
+    write_folder([tmp_path / "m.gguf"], tmp_path / "folder")
     tokenizer = HFTokenizer(tmp_path / "folder")
     assert tokenizer.encode_chat([{"role": "user", "content": 'a!"b'}]) == [64, 124, 65]
     assert tokenizer.encode("a") == [64]
     assert tokenizer.eos_token_ids == {zoo.VOCABULARY - 1}
     extra = {"tokenizer.ggml.pre": "llama-bpe"}  # whose prompts begin with a token
     write_gguf(tmp_path / "source", tmp_path / "bos.gguf", **extra)
-    write_folder(tmp_path / "bos.gguf", tmp_path / "with-bos")
+    write_folder([tmp_path / "bos.gguf"], tmp_path / "with-bos")
     assert HFTokenizer(tmp_path / "with-bos").encode("a") == [zoo.VOCABULARY - 2, 64]
 
 
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     ):
         file.write_bytes(data)
         with pytest.raises(ModelUnsupported, match=r"not a GGUF file, or not a whole|GGUF version"):
-            write_folder(file, tmp_path / "out")
+            write_folder([file], tmp_path / "out")
 
 
 def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelUnsupported, match=r"holds 1 tensors of IQ2_XXS; exo reads F32.*Q6_K"):
-        write_folder(file, tmp_path / "out")
+        write_folder([file], tmp_path / "out")
 
 
 def test_a_file_in_parts_is_one_model(tmp_path: Path) -> None:
@@ -198,12 +198,12 @@ def test_a_file_in_parts_is_one_model(tmp_path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    write_folder(parts[1], tmp_path / "folder")
+    write_folder(parts_of(parts[1]), tmp_path / "folder")
     expected = zoo.unsplit_logits(tmp_path / "source")[0][0]
     assert zoo.worst_error([cpu_logits(tmp_path / "folder", [])[-1]], [expected]) < 1e-4
     parts[0].unlink()
     with pytest.raises(ModelUnsupported, match=r"m-00001-of-00002\.gguf is missing beside"):
-        write_folder(parts[1], tmp_path / "again")
+        write_folder(parts_of(parts[1]), tmp_path / "again")
 
 
 def test_the_store_uses_the_user_s_file_and_never_deletes_it(tmp_path: Path) -> None:
