@@ -650,11 +650,11 @@ def compare_splits(folder: Path) -> tuple[ModelDescription, dict[str, float]]:
     }
 
 
-def quantize_checkpoint(source: Path, target: Path, bits: int = 4) -> None:
-    """The checkpoint with its matrices in MLX's affine layout, as mlx_lm.convert writes it."""
+def quantize_checkpoint(source: Path, target: Path, bits: int = 4, mode: str = "affine") -> None:
+    """The checkpoint with its matrices in one of MLX's layouts, as mlx_lm.convert writes it."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
     model, config = load_model(source)
-    model, config = quantize_model(model, config, 32, bits)
+    model, config = quantize_model(model, config, 32, bits, mode=mode)
     save_model(target, model)
     save_config(config, target / "config.json")

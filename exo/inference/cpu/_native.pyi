@@ -16,6 +16,11 @@ class DType(Enum):
     F16 = 1
     BF16 = 2
 
+class Table(Enum):
+    NONE = 0
+    IQ4 = 1
+    E2M1 = 2
+
 class Activation(Enum):
     SILU = 0
     GELU_TANH = 1
@@ -46,6 +51,7 @@ def pack_affine(
     cols: int,
     bits: int,
     group: int,
+    table: Table = Table.NONE,
 ) -> Matrix: ...
 def ggml_formats() -> dict[str, tuple[int, int]]:
     """Columns and bytes of a block, by format."""

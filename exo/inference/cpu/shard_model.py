@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,18 @@ _DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DTyp
 _GGML = native.ggml_formats()
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
+_USUAL_GROUP = {"affine": 64, "mxfp4": 32}
 _IGNORED = ("rotary_emb.inv_freq",)
 
 OnBytes = Callable[[int], None]
+
+
+class Packing(NamedTuple):
+    """How MLX stored a module's weights: `mode` as in `mx.quantize`."""
+
+    mode: str
+    bits: int
+    group: int
 
 
 @dataclass(frozen=True)
@@ -34,23 +43,25 @@ class Quantization:
     def of(cls, config: Mapping[str, Any]) -> Quantization:
         return cls(config.get("quantization") or config.get("quantization_config") or {})
 
-    def of_module(self, path: str, words: int, groups: int) -> tuple[int, int]:
-        """(bits, group size) of a module whose rows are `words` 32-bit words and `groups` scales.
-        As in mlx-lm, the bits follow from these, the group size from the config.
+    def of_module(self, path: str, words: int, groups: int) -> Packing:
+        """Of a module whose rows are `words` 32-bit words and `groups` scales. As in mlx-lm, the
+        bits follow from these, the rest from the config.
 
         Raises:
             ModelUnsupported: a kind of quantization the kernels do not have.
         """
         own = self.config.get(path)
-        chosen = {**self.config, **own} if isinstance(own, Mapping) else self.config
-        group, mode = chosen.get("group_size") or 0, chosen.get("mode", "affine")
+        chosen = own if isinstance(own, Mapping) else self.config
+        mode = str(chosen.get("mode", "affine"))
+        group = int(chosen.get("group_size") or _USUAL_GROUP.get(mode, 0))
         bits = 32 * words / (groups * group) if group else 0
-        if mode != "affine" or bits not in _BITS or group not in _GROUPS:
+        is_affine = mode == "affine" and bits in _BITS and group in _GROUPS
+        if not is_affine and (mode, bits, group) != ("mxfp4", 4, 32):
             raise ModelUnsupported(
                 f"{path} is quantized as {mode}, {bits:g} bits, groups of {group}; the cpu engine "
-                f"has affine, {_BITS} bits, groups of {_GROUPS}"
+                f"has affine, {_BITS} bits, groups of {_GROUPS}, and mxfp4"
             )
-        return int(bits), int(group)
+        return Packing(mode, int(bits), group)
 
 
 class CheckpointModel:
@@ -199,12 +210,14 @@ class CheckpointModel:
             raise ModelUnsupported("the checkpoint has no tensor lm_head.weight")
         for name in known:
             dtype = checkpoint.dtype(name)
-            if dtype not in _DTYPES and dtype not in _GGML and dtype != "U32":
-                raise ModelUnsupported(f"tensor {name} is of type {dtype}")
+            is_known = dtype in _DTYPES or dtype in _GGML or dtype == "U32"
             if name.endswith(".scales"):
                 module = name.removesuffix(".scales")
                 words = checkpoint.shape(f"{module}.weight")[-1]
-                self._quantization.of_module(module, words, checkpoint.shape(name)[-1])
+                how = self._quantization.of_module(module, words, checkpoint.shape(name)[-1])
+                is_known = dtype == "U8" if how.mode == "mxfp4" else dtype in _DTYPES
+            if not is_known:
+                raise ModelUnsupported(f"tensor {name} is of type {dtype}")
         self.is_float32 = all(checkpoint.dtype(name) == "F32" for name in known)
 
     def _tensors_of_layer(self, checkpoint: Checkpoint, index: int) -> Iterator[str]:
@@ -355,17 +368,15 @@ class _Packer:
         rows = weight.shape[0]
         if "scales" in parts:
             scales = parts["scales"]
-            bits, group = self._quantization.of_module(module, weight.shape[1], scales.shape[1])
-            packed = native.pack_affine(
-                weight.data,
-                scales.data,
-                parts["biases"].data,
-                _DTYPES[scales.dtype],
-                rows,
-                weight.shape[1] * 32 // bits,
-                bits,
-                group,
-            )
+            how = self._quantization.of_module(module, weight.shape[1], scales.shape[1])
+            cols = weight.shape[1] * 32 // how.bits
+            if how.mode == "mxfp4":
+                packed = _packed_mxfp4(weight, scales, rows, cols)
+            else:
+                dtype, offsets = _DTYPES[scales.dtype], parts["biases"].data
+                packed = native.pack_affine(
+                    weight.data, scales.data, offsets, dtype, rows, cols, how.bits, how.group
+                )
         elif weight.dtype in _GGML:
             packed = native.pack_ggml(weight.data, weight.dtype, rows, weight.shape[1])
         else:
@@ -378,6 +389,19 @@ class _Packer:
         for name in _parts(self._checkpoint, module):
             self._checkpoint.give_back(name)
             self._on_bytes(self._checkpoint.nbytes(name))
+
+
+def _packed_mxfp4(weight: Tensor, scales: Tensor, rows: int, cols: int) -> native.Matrix:
+    """E2M1 values in groups of 32 with a power of two each (OCP Microscaling Formats, 5.3.3). The
+    kernels' table holds them doubled, plus 12."""
+    powers = np.ldexp(np.float32(1), scales.data.astype(np.int32) - 128)
+    halves, offsets = (
+        (floats.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        for floats in (powers, np.float32(-12) * powers)
+    )
+    return native.pack_affine(
+        weight.data, halves, offsets, native.DType.BF16, rows, cols, 4, 32, native.Table.E2M1
+    )
 
 
 def _native_rope(table: Any) -> native.Rope:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -130,20 +131,54 @@ async def test_a_split_changes_no_bit(case: tuple, folder_of) -> None:  # type: 
     assert np.array_equal(whole, split)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    ("bits", "mode"), [*((bits, "affine") for bits in (2, 3, 4, 6, 8)), (4, "mxfp4")]
+)
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "mistral"])
 async def test_quantized_logits_are_near_those_of_mlx(
     family: str,
     bits: int,
+    mode: str,
     folder_of,
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     # Every expert of a mixture: a rounding may otherwise turn a near-tie between two of them.
     every = {"num_experts_per_tok": 4} if FAMILIES[family].experts else {}
-    zoo.quantize_checkpoint(folder_of((family, every)), tmp_path, bits)
+    zoo.quantize_checkpoint(folder_of((family, every)), tmp_path, bits, mode)
     CheckpointModel(tmp_path)
     expected = await logits(MLXEngine(), tmp_path)
     found = await logits(CPUEngine(2), tmp_path)
     assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) <= 0.05
+    precise = await logits(CPUEngine(2, precise=True), tmp_path)
+    assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
+
+
+async def test_experts_in_mxfp4_beside_affine_weights(folder_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """As gpt-oss comes: what the config says of one module is all that is said of it."""
+    from mlx_lm.utils import load_model, save_config, save_model
+
+    model, config = load_model(folder_of(("gpt_oss", {"num_experts_per_tok": 4})))
+
+    def how(path: str, module: Any) -> dict[str, Any] | bool:
+        if not hasattr(module, "to_quantized") or "router" in path:
+            return False
+        if "experts" in path:
+            return {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+        return {"group_size": 64, "bits": 8}
+
+    own: dict[str, Any] = {}
+
+    def noted(path: str, module: Any) -> dict[str, Any] | bool:
+        said = how(path, module)
+        if isinstance(said, dict) and "mode" not in said:
+            own[path] = said
+        return said
+
+    nn.quantize(model, class_predicate=noted)
+    config["quantization"] = {"group_size": 32, "bits": 4, "mode": "mxfp4", **own}
+    save_model(tmp_path, model)
+    save_config(config, tmp_path / "config.json")
+    CheckpointModel(tmp_path)  # not left to MLX
+    expected = await logits(MLXEngine(), tmp_path)
     precise = await logits(CPUEngine(2, precise=True), tmp_path)
     assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())

@@ -26,7 +26,8 @@ void need(int64_t got, int64_t expected, const char* what) {
 }
 
 MatrixPtr pack_affine_bytes(const Bytes& values, const Bytes& scales, const Bytes& offsets,
-                            DType dtype, int64_t rows, int64_t cols, int bits, int group) {
+                            DType dtype, int64_t rows, int64_t cols, int bits, int group,
+                            Table table) {
   if (group <= 0) throw std::invalid_argument("group " + std::to_string(group));
   const int64_t scale_bytes = rows * (cols / group) * size_of(dtype);
   need(static_cast<int64_t>(values.size()), rows * cols * bits / 8, "values");
@@ -34,7 +35,7 @@ MatrixPtr pack_affine_bytes(const Bytes& values, const Bytes& scales, const Byte
   need(static_cast<int64_t>(offsets.size()), scale_bytes, "biases");
   const AffineSource source{values.data(), scales.data(), offsets.data(), dtype};
   nb::gil_scoped_release released;
-  return pack_affine(source, rows, cols, bits, group);
+  return pack_affine(source, rows, cols, {bits, table}, group);
 }
 
 MatrixPtr pack_dense_bytes(const Bytes& values, DType dtype, int64_t rows, int64_t cols) {
@@ -153,6 +154,10 @@ NB_MODULE(_native, m) {
       .value("F32", DType::kFloat32)
       .value("F16", DType::kFloat16)
       .value("BF16", DType::kBFloat16);
+  nb::enum_<Table>(m, "Table")
+      .value("NONE", Table::kNone)
+      .value("IQ4", Table::kIq4)
+      .value("E2M1", Table::kE2m1);
   nb::enum_<Activation>(m, "Activation")
       .value("SILU", Activation::kSilu)
       .value("GELU_TANH", Activation::kGeluTanh)
@@ -171,7 +176,8 @@ NB_MODULE(_native, m) {
       .def("apply", &apply, nb::arg("x"), nb::arg("precise") = false)
       .def("read_rows", &read_rows, nb::arg("rows"));
   m.def("pack_affine", &pack_affine_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("biases"),
-        nb::arg("dtype"), nb::arg("rows"), nb::arg("cols"), nb::arg("bits"), nb::arg("group"));
+        nb::arg("dtype"), nb::arg("rows"), nb::arg("cols"), nb::arg("bits"), nb::arg("group"),
+        nb::arg("table") = Table::kNone);
   m.def("pack_dense", &pack_dense_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("rows"),
         nb::arg("cols"));
 

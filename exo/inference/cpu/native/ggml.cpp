@@ -119,31 +119,23 @@ struct Q8_0 {
   }
 };
 
-constexpr int8_t kFourBitTable[] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                    1,    13,   25,  38,  53,  69,  89,  113};
-
-void unpack_table(const uint8_t* quants, uint8_t* values) {
-  unpack_nibbles(quants, values);
-  for (int i = 0; i < 32; i++) values[i] = static_cast<uint8_t>(kFourBitTable[values[i]] + 128);
-}
-
 struct IQ4_NL {
-  static constexpr int kBits = 8, kBytes = 18;
+  static constexpr int kBits = 4, kBytes = 18;
+  static constexpr Table kTable = Table::kIq4;
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
-    unpack_table(block + 2, values);
+    unpack_nibbles(block + 2, values);
     return about(7, block);
   }
 };
 
-// E2M1 values, doubled so that they are whole, plus 12; the scale is a power of two.
+// The scale is a power of two.
 struct MXFP4 {
-  static constexpr int kBits = 5, kBytes = 17;
+  static constexpr int kBits = 4, kBytes = 17;
+  static constexpr Table kTable = Table::kE2m1;
   static constexpr DType kDType = DType::kBFloat16;
-  static constexpr uint8_t kValues[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_nibbles(block + 1, values);
-    for (int i = 0; i < 32; i++) values[i] = kValues[values[i]];
     const float scale = std::ldexp(1.f, block[0] - 128);
     return {bfloat_of(scale), bfloat_of(-12.f * scale)};
   }
@@ -252,17 +244,24 @@ struct Q6_K {
 };
 
 struct IQ4_XS {
-  static constexpr int kBits = 8, kBytes = 136;
+  static constexpr int kBits = 4, kBytes = 136;
+  static constexpr Table kTable = Table::kIq4;
   static void unpack(const uint8_t* block, uint8_t* values, SuperRow& row) {
     row.d = read_u16(block);
     const int high = read_u16(block + 2);
     for (int i = 0; i < 8; i++) {
       const int low = block[4 + i / 2] >> (4 * (i % 2)) & 15;
       row.codes[i] = static_cast<uint8_t>((low | (high >> (2 * i) & 3) << 4) - 32);
-      unpack_table(block + 8 + 16 * i, values + 32 * i);
+      unpack_nibbles(block + 8 + 16 * i, values + 32 * i);
     }
   }
 };
+
+template <typename Format>
+constexpr Coding coding_of() {
+  if constexpr (requires { Format::kTable; }) return {Format::kBits, Format::kTable};
+  return {Format::kBits};
+}
 
 template <typename Format>
 void pack_plain_block(const Matrix& m, const uint8_t* data, int64_t index) {
@@ -283,7 +282,7 @@ void pack_plain_block(const Matrix& m, const uint8_t* data, int64_t index) {
 
 template <typename Format>
 void pack_super_block(const Matrix& m, const uint8_t* data, int64_t index) {
-  constexpr SuperForm form = super_form(Format::kBits);
+  constexpr SuperForm form = super_form(coding_of<Format>());
   constexpr int groups = kSuperCols / form.group;
   const int64_t supers = m.cols / kSuperCols;
   uint8_t* header = m.data.data() + index * m.block_bytes();
@@ -319,8 +318,9 @@ template <typename Format>
 std::shared_ptr<Matrix> pack(const uint8_t* data, int64_t rows, int64_t cols) {
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->bits = Format::kBits, m->is_super = IsSuper<Format>::value;
+  m->table = coding_of<Format>().table;
   if constexpr (IsSuper<Format>::value) {
-    m->group = super_form(Format::kBits).group;
+    m->group = super_form(m->coding()).group;
   } else {
     m->group = kUnitCols;
     m->dtype = Format::kDType;

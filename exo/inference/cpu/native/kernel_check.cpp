@@ -48,7 +48,7 @@ MatrixPtr random_affine(int64_t rows, int64_t cols, int bits, int group) {
   const auto scales = random_floats(static_cast<size_t>(rows * cols / group), 0.02f);
   const auto offsets = random_floats(static_cast<size_t>(rows * cols / group), 0.02f);
   const AffineSource source{values.data(), as_bytes(scales), as_bytes(offsets), DType::kFloat32};
-  return pack_affine(source, rows, cols, bits, group);
+  return pack_affine(source, rows, cols, {bits}, group);
 }
 
 std::vector<float> apply(const Matrix& w, const std::vector<float>& x, int64_t rows, bool precise) {

@@ -180,7 +180,7 @@ Matrix::RowScale Matrix::affine_scale(const uint8_t* block, int row, int64_t g) 
 Matrix::RowScale Matrix::super_scale(const uint8_t* block, int row, int64_t g) const {
   const int64_t per_super = kSuperCols / group;
   const uint8_t* header = block + g / per_super * super_bytes();
-  const SuperForm form = super_form(bits);
+  const SuperForm form = super_form(coding());
   const uint8_t code = header[form.codes_at + g % per_super * kBlockRows + row];
   const float d = to_float(header, DType::kFloat16, row);
   if (form.kind == SuperKind::kCodes) return {d * static_cast<int8_t>(code), 0.f, form.zero};
@@ -204,20 +204,24 @@ void Matrix::read_row(int64_t row, float* out) const {
     const RowScale s = is_super ? super_scale(start, r, g) : affine_scale(start, r, g);
     for (int i = 0; i < group; i++) {
       const int64_t column = g * group + i;
-      const int q = value_at(unit(start, column), planes, r, static_cast<int>(column % kUnitCols));
+      int q = value_at(unit(start, column), planes, r, static_cast<int>(column % kUnitCols));
+      if (table != Table::kNone) q = values_of(table)[q];
       out[column] = s.scale * static_cast<float>(q - s.zero) + s.offset;
     }
   }
 }
 
 std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, int64_t cols,
-                                    int bits, int group) {
-  const bool known_bits = (bits >= 2 && bits <= 6) || bits == 8;
-  check_shape(known_bits && (group == 32 || group == 64 || group == 128) && rows > 0 && cols > 0 &&
+                                    Coding coding, int group) {
+  const int bits = coding.bits;
+  const bool is_known =
+      coding.table == Table::kNone ? (bits >= 2 && bits <= 6) || bits == 8 : bits == 4;
+  check_shape(is_known && (group == 32 || group == 64 || group == 128) && rows > 0 && cols > 0 &&
                   cols % group == 0,
               "cannot pack these affine weights", rows, cols, bits, group);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->bits = bits, m->group = group, m->dtype = source.dtype;
+  m->table = coding.table;
   m->data = Buffer(m->blocks() * m->block_bytes());
   with_bits(bits, [&](auto constant) {
     thread_pool().run(m->blocks(),

@@ -20,6 +20,26 @@ enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 inline constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
+// What a stored value stands for: itself, or an entry of a table.
+enum class Table : uint8_t { kNone, kIq4, kE2m1 };
+
+// IQ4_NL's values plus 128: kvalues_iq4nl in ggml-common.h.
+alignas(16) inline constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                                       129, 141, 153, 166, 181, 197, 217, 241};
+// E2M1's values, doubled so that they are whole, plus 12: OCP Microscaling Formats, 5.3.3.
+alignas(16) inline constexpr uint8_t kE2m1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                        12, 11, 10, 9,  8,  6,  4,  0};
+
+constexpr const uint8_t* values_of(Table table) {
+  return table == Table::kIq4 ? kIq4Values : kE2m1Values;
+}
+
+// How values are stored: a template argument of the kernels.
+struct Coding {
+  int bits;
+  Table table = Table::kNone;
+};
+
 // Calls use with the number of bits as a constant.
 template <typename Use>
 void with_bits(int bits, const Use& use) {
@@ -38,6 +58,21 @@ void with_bits(int bits, const Use& use) {
       return use(std::integral_constant<int, 8>{});
     default:
       throw std::invalid_argument("bits " + std::to_string(bits));
+  }
+}
+
+// The same with a coding.
+template <typename Use>
+void with_coding(Coding coding, const Use& use) {
+  switch (coding.table) {
+    case Table::kIq4:
+      return use(std::integral_constant<Coding, Coding{4, Table::kIq4}>{});
+    case Table::kE2m1:
+      return use(std::integral_constant<Coding, Coding{4, Table::kE2m1}>{});
+    case Table::kNone:
+      return with_bits(coding.bits, [&](auto bits) {
+        use(std::integral_constant<Coding, Coding{bits.value}>{});
+      });
   }
 }
 
@@ -64,7 +99,7 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
-// How a super-block says its groups' scales and offsets, which its bits tell:
+// How a super-block says its groups' scales and offsets, which its coding tells:
 //   kCodes: int8 code; no offset, values stand for q - zero;
 //   kCodesAndMins: uint8 code, uint8 code of the offset;
 //   kNibbles: both in one byte, the scale's below.
@@ -77,16 +112,15 @@ struct SuperForm {
   int codes_at;  // bytes from the header's start
 };
 
-constexpr SuperForm super_form(int bits) {
-  switch (bits) {
+constexpr SuperForm super_form(Coding coding) {
+  if (coding.table == Table::kIq4) return {SuperKind::kCodes, 32, 128, 32};
+  switch (coding.bits) {
     case 2:
       return {SuperKind::kNibbles, 16, 0, 64};
     case 3:
       return {SuperKind::kCodes, 16, 4, 32};
     case 6:
       return {SuperKind::kCodes, 16, 32, 32};
-    case 8:
-      return {SuperKind::kCodes, 32, 128, 32};
     default:
       return {SuperKind::kCodesAndMins, 32, 0, 64};
   }
@@ -106,11 +140,13 @@ constexpr SuperForm super_form(int bits) {
 //   the low 2 bits (of 2, 3): 2 lines, line i holding slabs 4i to 4i + 3;
 //   above these, 1 bit (of 3, 5): 1 line, bit i for slab i; 2 bits (of 6): 2 lines as for the
 //   low 2.
-// So a unit is `bits` lines, and 64 consecutive bytes feed 16 rows at once.
+// So a unit is `bits` lines, and 64 consecutive bytes feed 16 rows at once. With a table (4 bits) q
+// is its entry.
 //
-// Super (the K formats of GGUF: bits 2, 3, 4, 5, 6 or 8; groups of 16 or 32 columns whose scale is
-// a small integer times the float16 of their 256): a block is its super-blocks of 256 columns one
-// after the other; a super-block is a header of 320 bytes, then its 8 units. The header:
+// Super (the K formats of GGUF, bits 2, 3, 4, 5 or 6, and IQ4_XS; groups of 16 or 32 columns whose
+// scale is a small integer times the float16 of their 256): a block is its super-blocks of 256
+// columns one after the other; a super-block is a header of 320 bytes, then its 8 units. The
+// header:
 //   16 float16 d; where there are offsets, 16 float16 of their factor;
 //   a line of 16 bytes for each group: its codes; where offsets have codes of their own, as many
 //   lines again. super_form() says which. w = d * code * (q - zero) + factor * offset code.
@@ -119,7 +155,8 @@ constexpr SuperForm super_form(int bits) {
 struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
-  int bits = 0;   // 0: dense
+  int bits = 0;  // 0: dense
+  Table table = Table::kNone;
   int group = 0;  // columns that share a scale; 0: dense
   bool is_super = false;
   DType dtype = DType::kFloat32;  // of the scales and offsets, or of dense values
@@ -127,6 +164,7 @@ struct Matrix {
   Buffer data;
 
   bool is_quantized() const { return bits != 0; }
+  Coding coding() const { return {bits, table}; }
   int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
   int64_t groups() const { return is_quantized() ? cols / group : 0; }
   int64_t group_bytes() const { return 2 * group * bits + 2 * kBlockRows * size_of(dtype); }
@@ -160,7 +198,7 @@ struct AffineSource {
 
 // Both use all threads of the pool. Throw std::invalid_argument for a shape that cannot be packed.
 std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, int64_t cols,
-                                    int bits, int group);
+                                    Coding coding, int group);
 std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols);
 
 }  // namespace exo

@@ -15,9 +15,10 @@
 namespace exo::EXO_ISA {
 
 // Calls use(slab, Bytes) for the 8 slabs of a unit (matrix.hpp).
-template <int BITS, typename Use>
+template <Coding C, typename Use>
 EXO_INLINE void decode_unit(const uint8_t* unit, const Use& use) {
   using Bytes = Ops::Bytes;
+  constexpr int BITS = C.bits;
   if constexpr (BITS == 8) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) use(i, Ops::load(unit + 64 * i));
@@ -36,6 +37,10 @@ EXO_INLINE void decode_unit(const uint8_t* unit, const Use& use) {
         if (i == 2) high = Ops::load(unit + 256 + 64);
         even = Ops::or_left(even, Ops::and_mask(Ops::shift_right(high, 4 * (i % 2)), 3), 4);
         odd = Ops::or_left(odd, Ops::and_mask(Ops::shift_right(high, 4 * (i % 2) + 2), 3), 4);
+      }
+      if constexpr (C.table != Table::kNone) {
+        even = Ops::entries(values_of(C.table), even);
+        odd = Ops::entries(values_of(C.table), odd);
       }
       use(2 * i, even);
       use(2 * i + 1, odd);
@@ -108,7 +113,7 @@ EXO_INLINE void add_sums(const QuantizedPart& x, int64_t at, int64_t groups, Ops
 }
 
 // Adds one group to M outputs, from the packed weights at `p`.
-template <int BITS, int M, bool FINE>
+template <Coding C, int M, bool FINE>
 EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
                                  int64_t row, int64_t g, Ops::Float* y) {
   // The latency of a dot product is hidden by several sums a row when there are few rows.
@@ -120,9 +125,9 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const Quanti
   for (int m = 0; m < M; m++) {
     for (int s = 0; s < kSums; s++) sum[m][s] = fine_sum[m][s] = Ops::zero_int();
   }
-  for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS) {
-    prefetch<M, BITS>(p);
-    decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+  for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits) {
+    prefetch<M, C.bits>(p);
+    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
       for (int m = 0; m < M; m++) {
         const int64_t at = m * w.cols + u * kUnitCols + 4 * slab;
         Ops::Int& s = sum[m][slab % kSums];
@@ -142,7 +147,7 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const Quanti
 }
 
 // One block for M rows, straight from the packed weights.
-template <int BITS, int M>
+template <Coding C, int M>
 void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                        int64_t row, int64_t block, float* out, int64_t stride) {
   const uint8_t* p = w.block(block);
@@ -151,9 +156,9 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
   for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
   for (int64_t g = 0; g < w.groups(); g++, p += group_bytes) {
     if (any_fine[g]) {
-      add_packed_group<BITS, M, true>(w, p, x, row, g, y);
+      add_packed_group<C, M, true>(w, p, x, row, g, y);
     } else {
-      add_packed_group<BITS, M, false>(w, p, x, row, g, y);
+      add_packed_group<C, M, false>(w, p, x, row, g, y);
     }
   }
   for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
@@ -165,13 +170,13 @@ struct Panel {
   float* scales;   // [groups][2][16]
 };
 
-template <int BITS>
+template <Coding C>
 void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
   const uint8_t* p = w.block(block);
   uint8_t* slabs = panel.slabs;
   for (int64_t g = 0; g < w.groups(); g++) {
-    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS, slabs += 512) {
-      decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
+      decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
         Ops::store_bytes(slabs + 64 * slab, weights);
       });
     }

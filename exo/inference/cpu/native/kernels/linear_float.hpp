@@ -60,10 +60,10 @@ void linear_dense(const Matrix& w, const float* x, int64_t rows, int64_t begin, 
 }
 
 // The 32 columns of a unit as floats: [32][16] at `out`; `scale(slab)` gives a slab's [2][16].
-template <int BITS, typename Scale>
+template <Coding C, typename Scale>
 EXO_INLINE void unit_to_float(const uint8_t* p, const Scale& scale, float* out) {
   typedef uint32_t VecU __attribute__((vector_size(W * 4)));
-  decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+  decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
     alignas(64) uint8_t bytes[64];
     Ops::store_bytes(bytes, weights);
     const float* pair = scale(slab);
@@ -80,24 +80,24 @@ EXO_INLINE void unit_to_float(const uint8_t* p, const Scale& scale, float* out) 
 }
 
 // out: float32 [cols][16]
-template <int BITS>
+template <Coding C>
 void decode_to_float(const Matrix& w, int64_t block, float* out) {
   const uint8_t* p = w.block(block);
   for (int64_t g = 0; g < w.groups(); g++) {
     alignas(64) float pair[2 * kBlockRows];
-    const uint8_t* scales = p + 2 * w.group * BITS;
+    const uint8_t* scales = p + 2 * w.group * C.bits;
     Ops::store(pair, load_scales(scales, w.dtype, 0));
     Ops::store(pair + kBlockRows, load_scales(scales, w.dtype, 1));
-    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * BITS, out += kUnitCols * kBlockRows) {
-      unit_to_float<BITS>(p, [&](int) { return pair; }, out);
+    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, out += kUnitCols * kBlockRows) {
+      unit_to_float<C>(p, [&](int) { return pair; }, out);
     }
     p = scales + 2 * kBlockRows * size_of(w.dtype);
   }
 }
 
-template <int BITS>
+template <Coding C>
 void decode_super_to_float(const Matrix& w, int64_t block, float* out) {
-  using Scales = SuperScales<BITS>;
+  using Scales = SuperScales<C>;
   const uint8_t* p = w.block(block);
   for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
     const Scales scales(p);
@@ -110,11 +110,11 @@ void decode_super_to_float(const Matrix& w, int64_t block, float* out) {
     }
     p += kSuperHeader;
     for (int u = 0; u < kSuperCols / kUnitCols;
-         u++, p += 64 * BITS, out += kUnitCols * kBlockRows) {
+         u++, p += 64 * C.bits, out += kUnitCols * kBlockRows) {
       const auto pair = [&](int slab) {
         return pairs[(u * kUnitCols + 4 * slab) / Scales::kForm.group];
       };
-      unit_to_float<BITS>(p, pair, out);
+      unit_to_float<C>(p, pair, out);
     }
   }
 }
@@ -124,11 +124,11 @@ inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_
   uint8_t* memory = scratch(static_cast<size_t>(w.cols * kBlockRows * 4));
   float* weights = reinterpret_cast<float*>(memory);
   for (int64_t b = begin; b < end; b++) {
-    with_bits(w.bits, [&](auto bits) {
+    with_coding(w.coding(), [&](auto coding) {
       if (w.is_super) {
-        decode_super_to_float<bits.value>(w, b, weights);
+        decode_super_to_float<coding.value>(w, b, weights);
       } else {
-        decode_to_float<bits.value>(w, b, weights);
+        decode_to_float<coding.value>(w, b, weights);
       }
     });
     float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);

@@ -17,25 +17,25 @@ using PanelTile = void (*)(const Matrix&, const Panel&, const QuantizedRows&, co
                            int64_t, int64_t, float*, int64_t);
 
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
-template <int BITS, bool SUPER, int M>
+template <Coding C, bool SUPER, int M>
 constexpr PackedTile packed_tile() {
   if constexpr (M > Ops::kMaxRows)
     return nullptr;
   else if constexpr (SUPER)
-    return super_block_from_packed<BITS, M>;
+    return super_block_from_packed<C, M>;
   else
-    return block_from_packed<BITS, M>;
+    return block_from_packed<C, M>;
 }
-template <int BITS, bool SUPER>
+template <Coding C, bool SUPER>
 constexpr PackedTile kPackedTiles[] = {nullptr,
-                                       packed_tile<BITS, SUPER, 1>(),
-                                       packed_tile<BITS, SUPER, 2>(),
-                                       packed_tile<BITS, SUPER, 3>(),
-                                       packed_tile<BITS, SUPER, 4>(),
-                                       packed_tile<BITS, SUPER, 5>(),
-                                       packed_tile<BITS, SUPER, 6>(),
-                                       packed_tile<BITS, SUPER, 7>(),
-                                       packed_tile<BITS, SUPER, 8>()};
+                                       packed_tile<C, SUPER, 1>(),
+                                       packed_tile<C, SUPER, 2>(),
+                                       packed_tile<C, SUPER, 3>(),
+                                       packed_tile<C, SUPER, 4>(),
+                                       packed_tile<C, SUPER, 5>(),
+                                       packed_tile<C, SUPER, 6>(),
+                                       packed_tile<C, SUPER, 7>(),
+                                       packed_tile<C, SUPER, 8>()};
 template <int M>
 constexpr PanelTile panel_tile() {
   if constexpr (M <= Ops::kMaxRows) return block_from_panel<M>;
@@ -69,9 +69,9 @@ inline constexpr int64_t kPackedRows = Ops::kMaxRows;
 inline constexpr int64_t kPackedRows = 64;
 #endif
 
-template <int BITS, bool SUPER>
-void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
-                 float* out, int64_t stride) {
+template <Coding C, bool SUPER>
+void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
+                  float* out, int64_t stride) {
   const size_t flag_bytes = static_cast<size_t>(w.groups());
   if (rows <= kPackedRows) {
     // A block is read from memory for the first tile of rows and from a cache for the others.
@@ -84,8 +84,8 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
       const uint8_t* any = fine;
       for (int64_t row = 0; row < rows; row += Ops::kMaxRows, any += w.groups()) {
         const int64_t left = rows - row;
-        kPackedTiles<BITS, SUPER>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b,
-                                                                               out, stride);
+        kPackedTiles<C, SUPER>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b, out,
+                                                                            stride);
       }
     }
     return;
@@ -116,9 +116,9 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
     };
     for (int64_t i = 0; i < count; i++) {
       if constexpr (SUPER) {
-        decode_super_block<BITS>(w, b0 + i, panel(i));
+        decode_super_block<C>(w, b0 + i, panel(i));
       } else {
-        decode_block<BITS>(w, b0 + i, panel(i));
+        decode_block<C>(w, b0 + i, panel(i));
       }
     }
     for (int64_t row = 0; row < rows; row += kRows) {
@@ -140,11 +140,11 @@ void linear_bits(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
 
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                         int64_t end, float* out, int64_t stride) {
-  with_bits(w.bits, [&](auto bits) {
+  with_coding(w.coding(), [&](auto coding) {
     if (w.is_super) {
-      linear_bits<bits.value, true>(w, x, rows, begin, end, out, stride);
+      linear_coded<coding.value, true>(w, x, rows, begin, end, out, stride);
     } else {
-      linear_bits<bits.value, false>(w, x, rows, begin, end, out, stride);
+      linear_coded<coding.value, false>(w, x, rows, begin, end, out, stride);
     }
   });
 }

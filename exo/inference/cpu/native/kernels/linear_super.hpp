@@ -7,9 +7,9 @@
 namespace exo::EXO_ISA {
 
 // Scales and offsets of the groups of one super-block.
-template <int BITS>
+template <Coding C>
 struct SuperScales {
-  static constexpr SuperForm kForm = super_form(BITS);
+  static constexpr SuperForm kForm = super_form(C);
   static constexpr int kGroups = kSuperCols / kForm.group;
   static constexpr int kGroupsInUnit = kUnitCols / kForm.group;
 
@@ -39,11 +39,11 @@ struct SuperScales {
 };
 
 // Adds the groups of one unit, number `u` of super-block `s`, to M outputs.
-template <int BITS, int M, bool FINE>
-EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperScales<BITS>& scales,
+template <Coding C, int M, bool FINE>
+EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperScales<C>& scales,
                                int u, const QuantizedRows& x, int64_t row, int64_t s,
                                Ops::Float* y) {
-  using Scales = SuperScales<BITS>;
+  using Scales = SuperScales<C>;
   constexpr int kParts = Scales::kGroupsInUnit, kSlabsInPart = 8 / kParts;
   constexpr int kWanted = M == 1 ? 4 : M <= 3 ? 2 : 1;
   constexpr int kSums = kWanted / kParts > 1 ? kWanted / kParts : 1;
@@ -56,8 +56,8 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
       for (int i = 0; i < kSums; i++) sum[part][m][i] = fine_sum[part][m][i] = Ops::zero_int();
     }
   }
-  prefetch<M, BITS>(p);
-  decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+  prefetch<M, C.bits>(p);
+  decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
     for (int m = 0; m < M; m++) {
       const int64_t at = m * w.cols + 4 * slab;
       Ops::Int& total = sum[slab / kSlabsInPart][m][slab % kSums];
@@ -81,10 +81,10 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
   }
 }
 
-template <int BITS, int M>
+template <Coding C, int M>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                              int64_t row, int64_t block, float* out, int64_t stride) {
-  using Scales = SuperScales<BITS>;
+  using Scales = SuperScales<C>;
   constexpr int kParts = Scales::kGroupsInUnit;
   const uint8_t* p = w.block(block);
   Ops::Float y[M];
@@ -93,20 +93,20 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
     prefetch<M, kSuperHeader / 64>(p);
     const Scales scales(p);
     p += kSuperHeader;
-    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * BITS, any_fine += kParts) {
+    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, any_fine += kParts) {
       if (any_fine[0] | any_fine[kParts - 1]) {
-        add_super_unit<BITS, M, true>(w, p, scales, u, x, row, s, y);
+        add_super_unit<C, M, true>(w, p, scales, u, x, row, s, y);
       } else {
-        add_super_unit<BITS, M, false>(w, p, scales, u, x, row, s, y);
+        add_super_unit<C, M, false>(w, p, scales, u, x, row, s, y);
       }
     }
   }
   for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
 }
 
-template <int BITS>
+template <Coding C>
 void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
-  using Scales = SuperScales<BITS>;
+  using Scales = SuperScales<C>;
   const uint8_t* p = w.block(block);
   uint8_t* slabs = panel.slabs;
   float* out = panel.scales;
@@ -119,8 +119,8 @@ void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
       Ops::store(out + kBlockRows, offset);
     }
     p += kSuperHeader;
-    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * BITS, slabs += 512) {
-      decode_unit<BITS>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
+      decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
         Ops::store_bytes(slabs + 64 * slab, weights);
       });
     }

@@ -41,6 +41,12 @@ struct Ops {
             _mm256_or_si256(b.v[1], _mm256_slli_epi16(high.v[1], count))};
   }
 
+  static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {
+    const __m128i sixteen = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+    const __m256i twice = _mm256_broadcastsi128_si256(sixteen);
+    return {_mm256_shuffle_epi8(twice, indices.v[0]), _mm256_shuffle_epi8(twice, indices.v[1])};
+  }
+
   static EXO_INLINE Int zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static EXO_INLINE Int add_int(Int a, Int b) {
     return {_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])};

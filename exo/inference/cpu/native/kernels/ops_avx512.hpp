@@ -26,6 +26,11 @@ struct Ops {
     return _mm512_or_si512(v, _mm512_slli_epi16(high, static_cast<unsigned>(count)));
   }
 
+  static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {
+    const __m128i sixteen = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen), indices);
+  }
+
   static EXO_INLINE Int zero_int() { return _mm512_setzero_si512(); }
   static EXO_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {

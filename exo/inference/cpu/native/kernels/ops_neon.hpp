@@ -41,6 +41,12 @@ struct Ops {
     return b;
   }
 
+  static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {
+    const uint8x16_t sixteen = vld1q_u8(table);
+    for (auto& v : indices.v) v = vqtbl1q_u8(sixteen, v);
+    return indices;
+  }
+
   static EXO_INLINE Int zero_int() {
     const int32x4_t zero = vdupq_n_s32(0);
     return {zero, zero, zero, zero};

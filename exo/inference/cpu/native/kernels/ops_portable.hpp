@@ -3,6 +3,7 @@
 // An `Ops` says how 16 outputs (one lane each) are computed together:
 //   Bytes: a slab, unsigned byte 4 * lane + j; Int, Float: 16 lanes.
 //   dot(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j].
+//   entries(table, indices): of sixteen bytes those that are asked for.
 //   from_u8, from_i8: 16 bytes as floats; from_u4: four bits of each, from `shift` on.
 //   add_group: the two fused steps that linear_int8.hpp gives.
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
@@ -44,6 +45,11 @@ struct Ops {
   static EXO_INLINE Bytes or_left(Bytes b, const Bytes& high, int count) {
     for (int i = 0; i < 64; i++) b.v[i] = static_cast<uint8_t>(b.v[i] | high.v[i] << count);
     return b;
+  }
+
+  static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {
+    for (auto& byte : indices.v) byte = table[byte];
+    return indices;
   }
 
   static EXO_INLINE Int zero_int() { return {}; }
