@@ -14,6 +14,7 @@
     │   ├── DiskFull             disk_full                 507  RESOURCE_EXHAUSTED
     │   └── DownloadCancelled    download_cancelled        409  ABORTED
     ├── PeerUnavailable          peer_unavailable          503  UNAVAILABLE
+    │   └── NodeLeft             node_left                 503  UNAVAILABLE
     ├── PlanMismatch             plan_mismatch             503  ABORTED
     ├── CacheMiss                cache_miss                503  ABORTED
     ├── EngineFailed             engine_failed             500  INTERNAL
@@ -138,6 +139,12 @@ class PeerUnavailable(ExoError):
     code = "peer_unavailable"
     http_status = 503
     grpc_status = "UNAVAILABLE"
+
+
+class NodeLeft(PeerUnavailable):
+    """A node said goodbye."""
+
+    code = "node_left"
 
 
 class PlanMismatch(ExoError):

@@ -232,7 +232,7 @@ class SimNode:
         return self.beat_to(node_id)
 
     def on_lost(self, node_id: str, error: ExoError) -> None:
-        self.keeper.lost(node_id)
+        self.keeper.lost(node_id, error)
         for plan in self.rings.plans:
             if node_id in plan.node_ids:
                 self.rings.end(plan.hash, error)
@@ -272,9 +272,17 @@ class SimNode:
         return False
 
     async def ensure_plan(
-        self, model_id: str, dead_hash: str, on_progress: OnProgress, *, make_room: bool = True
+        self,
+        model_id: str,
+        dead_hash: str,
+        on_progress: OnProgress,
+        *,
+        make_room: bool = True,
+        renew: bool = False,
     ) -> RingPlan:
-        return await self.keeper.ensure_plan(model_id, dead_hash, on_progress, make_room=make_room)
+        return await self.keeper.ensure_plan(
+            model_id, dead_hash, on_progress, make_room=make_room, renew=renew
+        )
 
 
 def net_gb(name: str) -> int:

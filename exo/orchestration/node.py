@@ -523,7 +523,7 @@ class StandardNode(NodeHandler):
 
     def _on_lost(self, node_id: str, error: ExoError) -> None:
         """Plans of a lost member end here at once."""
-        self._keeper.lost(node_id)
+        self._keeper.lost(node_id, error)
         self.activity.lost(node_id)
         self.reports.lost(node_id)
         self.rings.lose(node_id, error)

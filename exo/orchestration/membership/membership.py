@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from exo.errors import ExoError, PeerUnavailable, StepTimeout
+from exo.errors import ExoError, NodeLeft, PeerUnavailable, StepTimeout
 from exo.networking.calls.messages import PROTOCOL
 from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
 from exo.networking.discovery.base import DiscoveryListener, Route
@@ -143,7 +143,7 @@ class Membership(DiscoveryListener):
         if peer is not None and peer.instance_id == instance_id and not peer.left:
             peer.left = True
             peer.routes.clear()
-            self._lose(peer, PeerUnavailable(f"node {node_id} left"))
+            self._lose(peer, NodeLeft(f"node {node_id} left"))
 
     def connected_to(self, node_id: str) -> bool:
         """True while this node has a working connection to the peer."""

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exo.download.progress import OnProgress, unheard
-from exo.errors import ExoError, PeerUnavailable, PlanMismatch
+from exo.errors import ExoError, NodeLeft, PeerUnavailable, PlanMismatch
 from exo.networking.calls.messages import PlansSaid
+from exo.orchestration.planning.flapping import Flapping
 from exo.orchestration.planning.planner import Member, Planner
 from exo.orchestration.planning.published import PublishedPlans
 from exo.shard import RingPlan
@@ -100,8 +101,15 @@ class PlanKeeper:
         self._places = places
         self._beat_s = beat_s
         self.published = PublishedPlans(on_change)
+        self.flapping = Flapping(lambda: self._now)
         self._planner = Planner(
-            node_id, members, lambda: self.published, self._next_epoch, rule, draining
+            node_id,
+            members,
+            lambda: self.published,
+            self._next_epoch,
+            rule,
+            draining,
+            self.flapping.resting,
         )
         self._said: dict[str, PlansSaid] = {}
         self._doubts: dict[tuple[str, str], float] = {}  # since when
@@ -211,10 +219,12 @@ class PlanKeeper:
             self.published.forget(unload_model)
             await self._places.unload_unused(unload_model)
 
-    def lost(self, node_id: str) -> None:
+    def lost(self, node_id: str, error: ExoError) -> None:
         """The node is gone, and with it the plans it was a member of."""
         self._said.pop(node_id, None)
         self.published.remove_with(node_id)
+        if not isinstance(error, NodeLeft):
+            self.flapping.lost(node_id)
         self.look_soon()
 
     # What nodes say of plans --------------------------------------------------------------------
@@ -337,7 +347,7 @@ class PlanKeeper:
         if self._now - since < self._beat_s:
             asyncio.get_running_loop().call_later(self._beat_s, self.look_soon)
             return
-        staying = alive - self._draining()
+        staying = alive - self._draining() - self.flapping.resting().keys()
         for model_id in self.published.wanted if staying else ():
             if model_id not in self._fitting and not self._fits(model_id, staying):
                 work = self._fit(model_id, staying)

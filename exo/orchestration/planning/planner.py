@@ -82,7 +82,8 @@ class _Making:
 
 class Planner:
     """`members` gives every live node by id, `published` the plans that serve, `next_epoch` an
-    epoch larger than any the cluster has seen, `draining` the nodes that get no layers."""
+    epoch larger than any the cluster has seen, `draining` the nodes that get no layers, `resting`
+    those that get some only if nothing fits without them, and why."""
 
     def __init__(
         self,
@@ -92,9 +93,11 @@ class Planner:
         next_epoch: Callable[[], int],
         rule: PartitionRule = PartitionRule.MEMORY,
         draining: Callable[[], frozenset[str]] = frozenset,
+        resting: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._node_id = node_id
         self._draining = draining
+        self._resting = resting
         self._members = members
         self._published = published
         self._next_epoch = next_epoch
@@ -291,7 +294,23 @@ class Planner:
     def _partition(
         self, prepared: dict[str, Prepared], left_out: dict[str, str]
     ) -> tuple[ModelDescription, Partition]:
-        """Where the layers go. Nodes that hold other files are noted in `left_out`."""
+        """Where the layers go. Who gets none is noted in `left_out`."""
+        resting = {node: why for node, why in self._resting().items() if node in prepared}
+        steady = {node: one for node, one in prepared.items() if node not in resting}
+        if resting and steady:
+            try:
+                placed = self._partition_over(steady, without := left_out | resting)
+            except (ModelTooLarge, ModelUnsupported):
+                logger.info("nothing fits without %s", ", ".join(resting))
+            else:
+                left_out.update(without)
+                return placed
+        return self._partition_over(prepared, left_out)
+
+    def _partition_over(
+        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+    ) -> tuple[ModelDescription, Partition]:
+        """The same for these nodes. Those that hold other files are noted in `left_out`."""
         found, memory = _one_checkpoint(prepared, left_out)
         sizes = ModelSizes(
             found.layer_bytes, found.first_bytes, found.last_bytes, found.cuts, found.kv_bytes

@@ -257,3 +257,16 @@ async def test_two_models_asked_for_at_once_are_not_given_the_same_memory() -> N
     go_on.set()
     assert (await first).node_ids == ("a",)
     await made.close()
+
+
+async def test_who_is_lost_again_and_again_gets_layers_only_if_nothing_fits_without() -> None:
+    why = {"b": "it was lost again and again"}
+    members = {"a": Told(described(), 32), "b": Told(described(), 32), "c": Told(described(), 32)}
+    epochs = iter(range(1, 100))
+    made = Planner("a", lambda: dict(members), dict, lambda: next(epochs), resting=lambda: why)
+    plan = await made.ensure("m", lambda progress: None)
+    assert plan.node_ids == ("a", "c") and dict(plan.left_out) == why
+    members["a"].memory = members["c"].memory = members["b"].memory = int(3.5 * GB)
+    plan = await made.ensure("m", lambda progress: None)
+    assert set(plan.node_ids) == {"a", "b", "c"} and not plan.left_out
+    await made.close()
