@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ DIALECTS = (
 MAX_BODY_BYTES = 8 * 2**20
 PORTS_TO_TRY = 20
 SHUTDOWN_S = 0.5
+
+LAST_WORD_S = 0.2
+"""How long who connected just before the end is still answered, by a refusal that says so: a
+connection that is closed without a word looks like a crash."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,9 @@ class ApiServer:
         return f"http://{host}:{port}"
 
     async def stop(self) -> None:
+        for site in list(self._runner.sites):
+            await site.stop()  # nobody connects from now on
+        await asyncio.sleep(LAST_WORD_S)
         await self._runner.cleanup()
 
 

@@ -74,7 +74,7 @@ def show_model(args: argparse.Namespace) -> int:
     from exo.models.tokenizer import load_tokenizer
 
     card, store = resolve(args.model), _store()
-    path = store.find(card.model_id)
+    path = store.find(card.model_id, {})
     if path is None:
         raise ModelNotFound(
             f"{args.model} is not on this machine; bring it: exo download {args.model}"

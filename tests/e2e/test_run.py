@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,10 +74,11 @@ async def test_a_pipe_and_files_go_with_the_question(exo_home: Path, tmp_path: P
 class Terminal:
     """A conversation typed by hand."""
 
-    def __init__(self, home: Path, port: int, *arguments: str) -> None:
+    def __init__(self, home: Path, port: int, *arguments: str, into: Path | None = None) -> None:
+        command = shlex.join([*RUN[:4], *arguments, "--chatgpt-api-port", str(port)])
         self.child = pexpect.spawn(
-            RUN[0],
-            [*RUN[1:4], *arguments, "--chatgpt-api-port", str(port)],
+            "/bin/sh",
+            ["-c", f"exec {command}" + (f" > {shlex.quote(str(into))}" if into else "")],
             env=os.environ | {"EXO_HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
             timeout=30,
             dimensions=(40, 100),
@@ -91,6 +93,12 @@ class Terminal:
     async def sees(self, what: str) -> str:
         await asyncio.to_thread(self.child.expect, what)
         return str(self.child.before) + str(self.child.after)
+
+    async def ends_at_eof(self) -> int | None:
+        # Between two prompts the terminal is in another mode, where Ctrl-D is nobody's.
+        await self.sees("›")
+        self.child.sendeof()
+        return await self.ends()
 
     async def ends(self) -> int | None:
         await asyncio.to_thread(self.child.expect, pexpect.EOF)
@@ -121,8 +129,7 @@ async def test_a_conversation_in_a_terminal(exo_home: Path, tmp_path: Path) -> N
         await talk.type(f"/load {kept}", "4 messages from")
         await talk.type("two\x1b\rlines", r"\[5 tokens[^\n]*\n")
         await talk.type(f"/save {kept}", "6 messages in")
-        talk.child.sendeof()
-        assert await talk.ends() == 0
+        assert await talk.ends_at_eof() == 0
         (conversation,) = json.loads(kept.read_text())["conversations"]
         assert conversation["settings"] == {"system": "Be brief."}
         said = [message["content"] for message in conversation["messages"].values()]
@@ -138,6 +145,24 @@ async def test_a_conversation_in_a_terminal(exo_home: Path, tmp_path: Path) -> N
         assert await again.ends() == 0
     history = exo_home / "run_history"
     assert history.stat().st_mode & 0o777 == 0o600 and "+first" in history.read_text()
+
+
+async def test_answers_go_to_a_file_and_the_rest_to_the_terminal(
+    exo_home: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "home"
+    (own / "run_history").mkdir(parents=True)  # where no file can be written
+    answers = tmp_path / "answers.txt"
+    async with cluster(tmp_path, exo_home) as c:
+        port = c.add("n0").api_port
+        await c.together()
+        talk = Terminal(own, port, "dummy", "--max-tokens", "5", into=answers)
+        await talk.sees("what is typed is not kept for later")
+        await talk.sees("›")
+        await talk.type("first", r"\[5 tokens[^\n]*\n")
+        assert await talk.ends_at_eof() == 0
+    said = answers.read_text()
+    assert said.strip() and "›" not in said and "\x1b" not in said and "tokens" not in said
 
 
 @pytest.mark.parametrize("interrupt", ["\x03", "kill"])

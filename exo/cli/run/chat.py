@@ -15,6 +15,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
 
 from exo.cli.run.answer import Answer, show_answer
 from exo.cli.run.conversation import Conversation
@@ -65,6 +66,7 @@ class Chat:
         say(f"{self._conversation.model} · /help lists commands, Ctrl-D ends\n")
         prompt: PromptSession[str] = PromptSession(
             history=_history(),
+            output=create_output(always_prefer_tty=True),  # answers may go to a file
             completer=_Commands(self._commands),
             complete_while_typing=False,
             key_bindings=_keys(),
