@@ -6,7 +6,8 @@ each block of 1 MiB (`State`). A process that is killed loses at most the blocks
 next one goes on from the map.
 
 A whole file is verified by its digest before it gets its name. A part has none: so there a block
-counts only once it is saved for good, and no power cut leaves a hole that is taken for weights.
+counts only once it is saved for good, and no power cut leaves a hole that is taken for weights. Of a
+part a kill loses what came in the last two seconds.
 
 Nothing here waits for bytes to come, and no file stays open between two calls: a download may be of
 hundreds of files, and a process may have few threads and few descriptors (macOS gives 256).
@@ -19,6 +20,7 @@ import hashlib
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from exo.errors import DownloadFailed
 from exo.models.file_parts import BLOCK, MAP_SUFFIX, PART_SUFFIX, Ranges, State, blocks_of
 
 _WRITTEN_RUN = re.compile(re.escape(bytes([State.WRITTEN])) + b"+")
-_FLUSH = 64  # blocks
+_SAVE_BLOCKS, _SAVE_S = 64, 2.0
 _AT_ONCE = 16  # blocks hashed by one call, so that a thread serves several files
 
 WHOLE_FROM = 0.9
@@ -134,6 +136,7 @@ class PartialFile:
         self._wanted = wanted.blocks
         self.on_its_way: set[tuple[int, int]] = set()  # ranges somebody is asked for
         self._unsaved = 0  # blocks, roughly
+        self._saved_at = time.monotonic()
         self._hashed = 0  # blocks
         self._digest = new_digest(self.file.size, is_sha256=bool(self.file.sha256))
         self._changed = threading.Condition()
@@ -206,13 +209,14 @@ class PartialFile:
 
     @property
     def wants_saving(self) -> bool:
-        """Whether so much was written that it is time for `save`."""
-        return self._unsaved >= _FLUSH
+        """Whether so much was written, or so long ago, that it is time for `save`."""
+        passed_s = time.monotonic() - self._saved_at
+        return self._unsaved >= _SAVE_BLOCKS or (self._unsaved > 0 and passed_s > _SAVE_S)
 
     def save(self) -> None:
         """What is there stays, whatever happens to this machine."""
         with self._saving:
-            self._unsaved = 0
+            self._unsaved, self._saved_at = 0, time.monotonic()
             blocks = bytes(self._blocks)
             if State.WRITTEN not in blocks:
                 return

@@ -1,6 +1,10 @@
 """Parts of a model: of weight files what is needed of them, or the header."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,3 +275,47 @@ def test_what_is_no_gguf_file_is_named(server: HubServer, data: bytes) -> None:
     server.put("org/bad", {"m-Q8_0.gguf": data})
     with pytest.raises(ModelUnsupported, match=r"m-Q8_0.gguf is (not a )?GGUF"):
         fetch(server, {}, ModelCard("m", "m", repo="org/bad"))
+
+
+CHILD = """
+import sys
+import exo.download.partial_file
+from exo.download.hub import Hub
+from exo.models.card import ModelCard
+exo.download.partial_file._SAVE_S = 0.2
+url, repo, size = sys.argv[1:]
+card = ModelCard(repo, repo, repo=repo)
+parts = {"model.safetensors": [(0, int(size))]}
+Hub(url).fetch_part(card, {}, lambda progress: None)
+Hub(url).fetch_part(card, parts, lambda progress: print(progress.done, flush=True))
+"""
+
+
+def test_killed_at_any_moment_a_part_goes_on_from_there(server: HubServer, cache: Path) -> None:
+    """It loses what came since it was saved last."""
+    data = weights(0, 3) + bytes(50 << 20)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    header["rest"] = {"dtype": "U8", "shape": [50 << 20], "data_offsets": [SIZE, SIZE + (50 << 20)]}
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + data[-(SIZE + (50 << 20)) :]
+    server.put(REPO, {"model.safetensors": data, "config.json": b"{}", "tokenizer.json": b"{}"})
+    wanted, server.rate = 40 << 20, 4e6
+    for kill_after in (12 << 20, 24 << 20, None):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, server.url, REPO, str(wanted)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"},
+        )
+        assert child.stdout is not None
+        for line in child.stdout:
+            if kill_after is not None and line[0].isdigit() and int(line) > kill_after:
+                child.kill()
+        assert child.wait(60) == (0 if kill_after is None else -signal.SIGKILL)
+        child.stdout.close()
+    folder = Hub(server.url).find_part(CARD, {"model.safetensors": [(0, wanted)]})
+    assert folder is not None
+    with (folder / "model.safetensors").open("rb") as part:
+        assert part.read(wanted) == data[:wanted]
+    # A fifth of a second of four workers is 3 MiB; if nothing was saved it would be 36 MiB and more.
+    assert wanted <= server.sent["model.safetensors"] <= wanted + 20 * BLOCK
