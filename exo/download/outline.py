@@ -155,9 +155,12 @@ class Outline:
         return next((place for place in places if place.is_file()), None)
 
     def _part(self, file: RepoFile, ranges: Ranges) -> Path | None:
-        """What is here of a weight file if these bytes are: the header, where there are none."""
+        """What is here of a weight file if these bytes are: the header, where there never were any.
+        A link that once led to data never leads to holes again: who loads opens files as it goes.
+        """
         if not ranges:
-            return self._header(file)
+            part = self._beside(file, PART_SUFFIX)
+            return part if part.exists() else self._header(file)
         blob = self._cache.blob(file)
         kept = saved_map(blob, file)
         if not all(are_saved(kept, start, end) for start, end in ranges):

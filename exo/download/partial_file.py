@@ -6,8 +6,8 @@ each block of 1 MiB (`State`). A process that is killed loses at most the blocks
 next one goes on from the map.
 
 A whole file is verified by its digest before it gets its name. A part has none: so there a block
-counts only once it is saved for good, and no power cut leaves a hole that is taken for weights. Of a
-part a kill loses what came in the last two seconds.
+counts only once it is saved for good, and no power cut leaves a hole that is taken for weights. A
+kill takes what came of a part in the last two seconds.
 
 Nothing here waits for bytes to come, and no file stays open between two calls: a download may be of
 hundreds of files, and a process may have few threads and few descriptors (macOS gives 256).
