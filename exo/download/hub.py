@@ -100,8 +100,7 @@ class Hub(ModelSource):
         here = cache.quantizations_here("main")
         if (listing := _known(cache, "main")) is not None:
             for name in quantizations(file.path for file in listing.files):
-                card = ModelCard(name, name, repo=f"{repo}:{name}")
-                if name not in here and self.find_part(card, {}) is not None:
+                if name not in here and Outline(RepoCache(repo, name), listing).is_described:
                     here.append(name)
         return [f"{repo}:{name}" for name in here]
 

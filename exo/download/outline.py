@@ -69,6 +69,11 @@ class Outline:
     def _is_gguf(self) -> bool:
         return self._files[0].path.endswith(".gguf")
 
+    @property
+    def is_described(self) -> bool:
+        """Whether the folder was made of GGUF files' headers."""
+        return (self.folder / "config.json").is_file()
+
     def wanted(self, parts: Parts | None) -> list[Wanted]:
         """What is to be brought: the files, of weights what `parts` says, None being all."""
         found = []
@@ -92,7 +97,7 @@ class Outline:
             if target is None:
                 return None
             targets[name] = target
-        if self._is_gguf and not (self.folder / "config.json").is_file():
+        if self._is_gguf and not self.is_described:
             from exo.models.gguf.folder import make_folder  # late: imports tokenizers
 
             headers = [self._whole(file) or self._header(file) for file in self._files]

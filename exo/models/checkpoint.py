@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import ModelUnsupported
-from exo.models.tensor_table import TensorEntry, tensors_of, weight_files
+from exo.models.tensor_table import all_tensors
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self._entries: dict[str, TensorEntry] = {}
-        for file in weight_files(path):
-            self._entries |= tensors_of(file)
+        self._entries = all_tensors(path)
         self._maps: dict[Path, mmap.mmap] = {}
 
     def __enter__(self) -> Checkpoint:
@@ -86,9 +84,6 @@ class Checkpoint:
 
     def nbytes(self, name: str) -> int:
         return self._entries[name].nbytes
-
-    def file_of(self, name: str) -> Path:
-        return self._entries[name].file
 
     def tensor(self, name: str) -> Tensor:
         """Raises ModelUnsupported if there is none of that name."""

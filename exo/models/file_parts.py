@@ -27,7 +27,7 @@ its header."""
 
 
 class State(enum.IntEnum):
-    """Of a block: on disk the first three."""
+    """Of a block, as the map has it."""
 
     MISSING = 0
     WRITTEN = 1  # and would be lost if the power went

@@ -1172,7 +1172,7 @@ class HeldFilesReply(_message.Message):
         digest: _builtins.str
         whole: _builtins.bool
         blocks: _builtins.bytes
-        """one byte a block of 1 MiB: 0 missing, 1 there, 2 on its way,"""
+        """One byte a block of 1 MiB: 0 missing, 1 there, 2 on its way, 3 not wanted."""
         def __init__(
             self,
             *,
