@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exo.download.hub_cache import Listing, RepoCache, RepoFile, needed_files, set_link
-from exo.download.partial_file import Wanted, map_of, part_of, saved_map
+from exo.download.partial_file import Told, Wanted, map_of, part_of, saved_map
 from exo.download.sharing import FilePeer
 from exo.download.supplier import Patience, Supplier, SupplierFailed
 from exo.download.transfer import first_cause
@@ -225,7 +225,7 @@ async def _holders(
         with contextlib.suppress(ExoError):  # it is gone; others may have them
             # Nameless: no peer is to wait for what this node does not fetch.
             for held in await peer.exchange("", list(holders)):
-                if held.state(0, 1) == 1:
+                if held.state(0, 1) is Told.HERE:
                     holders[held.digest].append(peer)
     return holders
 

@@ -16,6 +16,7 @@ hundreds of files, and a process may have few threads and few descriptors (macOS
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import os
 import re
@@ -78,6 +79,15 @@ class Wanted:
     def is_here(self, blob: Path) -> bool:
         """Whether all of them are, or the whole file."""
         return blob.is_file() or (0 in self.blocks and self.here(blob) == self.size)
+
+
+class Told(enum.IntEnum):
+    """What other nodes are told of a block."""
+
+    MISSING = 0
+    HERE = 1
+    COMING = 2
+    UNWANTED = 3  # missing, and not asked for
 
 
 def part_of(blob: Path) -> Path:
@@ -156,14 +166,13 @@ class PartialFile:
 
     def misses_any(self, held: bytes) -> bool:
         """Whether of a peer's blocks (`states`) any is there that is wanted here and missing."""
-        theirs = np.frombuffer(held, np.uint8) == 1
+        theirs = np.frombuffer(held, np.uint8) == Told.HERE
         if len(theirs) != len(self._blocks):
             return False
         return bool(np.any(theirs & _bits(self._wanted) & ~_bits(self._blocks)))
 
     def states(self) -> bytes:
-        """What other nodes are told: for each block 1 if it is there, 2 if it is on its way, 3 if
-        it is not wanted, else 0."""
+        """What other nodes are told, a byte (`Told`) for each block."""
         return block_states(self._blocks, self._wanted, list(self.on_its_way))
 
     def missing(self) -> list[tuple[int, int]]:
@@ -295,16 +304,13 @@ class PartialFile:
 
 def block_states(blocks: bytes | bytearray, wanted: bytes, on_its_way: Ranges = ()) -> bytes:
     """See `PartialFile.states`."""
-    found = np.where(_bits(blocks), 1, np.where(_bits(wanted), 0, UNWANTED))
+    absent = np.where(_bits(wanted), Told.MISSING, Told.UNWANTED)
+    found = np.where(_bits(blocks), Told.HERE, absent)
     states = bytearray(found.astype(np.uint8).tobytes())
     for start, end in on_its_way:
         for block in range(*blocks_of(start, end)):
-            states[block] = states[block] or 2
+            states[block] = states[block] or Told.COMING
     return bytes(states)
-
-
-UNWANTED = 3
-"""State of a block that a node has not and does not want."""
 
 
 def _block_count(file: RepoFile) -> int:

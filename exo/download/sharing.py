@@ -21,8 +21,8 @@ from typing import BinaryIO
 
 from exo.download.hub_cache import DIGEST, Listing, RepoCache, RepoFile, cached_repos
 from exo.download.partial_file import (
-    UNWANTED,
     PartialFile,
+    Told,
     block_states,
     map_of,
     only_saved,
@@ -49,30 +49,33 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """What a node has of a file: all of it, or by block 0: nothing, 1: all, 2: on its way there,
-    3: nothing, nor does it want it."""
+    """What a node has of a file: all of it, or what it tells (`Told`) of each block."""
 
     digest: str
     is_whole: bool
     blocks: bytes = b""
 
-    def state(self, start: int, end: int) -> int:
-        """1 if the node has [start, end), 2 if that is on its way there, 3 if it does not want all
-        of it, else 0."""
+    def state(self, start: int, end: int) -> Told:
+        """Of [start, end): HERE and COMING if all of it is, UNWANTED if some of it is."""
         if self.is_whole:
-            return 1
+            return Told.HERE
         first, last = blocks_of(start, end)
         some = self.blocks[first:last]
         if not some or len(some) < last - first:
-            return 0
-        return UNWANTED if UNWANTED in some else 0 if 0 in some else max(some)
+            return Told.MISSING
+        if Told.UNWANTED in some:
+            return Told.UNWANTED
+        kinds = set(some)  # a peer may tell anything
+        if kinds == {Told.HERE}:
+            return Told.HERE
+        return Told.COMING if kinds <= {Told.HERE, Told.COMING} else Told.MISSING
 
     def border(self, start: int, end: int) -> int:
         """How far [start, end) is all of what the node wants, or all of what it does not."""
         first, last = blocks_of(start, end)
         some = self.blocks[first:last]
         for block in range(1, len(some)):
-            if (some[block] == UNWANTED) != (some[0] == UNWANTED):
+            if (some[block] == Told.UNWANTED) != (some[0] == Told.UNWANTED):
                 return (first + block) * BLOCK
         return end
 
@@ -213,7 +216,7 @@ class Sharing:
         if held is None:
             raise ModelNotFound(f"{digest} of {repo} is not on this node")
         blob = _blob(repo, digest)
-        if not blob.is_file() and held.state(start, end) != 1:
+        if not blob.is_file() and held.state(start, end) is not Told.HERE:
             raise ModelNotFound(f"{start} to {end} of {digest} is not on this node yet")
         with _opened(blob) as data:
             if not 0 <= start < end <= os.fstat(data.fileno()).st_size:
@@ -313,7 +316,7 @@ class Swarm(Rules):
         self._answered[peer.node_id] = now
         self._held[peer.node_id] = {one.digest: one for one in held}
         for one in held:
-            count = one.blocks.count(1)
+            count = one.blocks.count(Told.HERE)
             before = self._grew.get((peer.node_id, one.digest))
             if before is None or before[0] != count:
                 self._grew[peer.node_id, one.digest] = (count, now)
@@ -347,7 +350,7 @@ class Swarm(Rules):
             if held is None:
                 return start
             end = held.border(start, end)
-            return end if held.state(start, end) == 1 else start
+            return end if held.state(start, end) is Told.HERE else start
         if alone:
             return end
         peers = [peer for peer in self.peers if not peer.given_up]
@@ -364,17 +367,17 @@ class Swarm(Rules):
         owners = [self._sharing.node_id]
         for peer in peers:
             held = self._held.get(peer.node_id, {}).get(file.digest)
-            state = held.state(start, end) if held is not None else 0
-            if state == 1:
+            state = held.state(start, end) if held is not None else Told.MISSING
+            if state is Told.HERE:
                 return False
-            if state == UNWANTED:
+            if state is Told.UNWANTED:
                 continue
             if held is None or held.is_whole:
                 moves = peer.node_id in fetching
             else:
                 moves = self._is_moving(peer.node_id, file.digest)
             if moves:
-                if state == 2:
+                if state is Told.COMING:
                     return False
                 owners.append(peer.node_id)
         return sorted(owners)[start // SHARED_SPAN % len(owners)] == self._sharing.node_id
