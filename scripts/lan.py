@@ -81,6 +81,17 @@ class Host:
         """RST on every TCP connection of this host with others."""
         _run(*self.prefix, "ss", "-K", "-t", "dst", "10.77.0.0/24")
 
+    def stall(self, local_port: int, remote_port: int) -> None:
+        """Nothing more arrives of what one connection of this host sends; others go on."""
+        self._flow("add", local_port, remote_port)
+
+    def go_on(self, local_port: int, remote_port: int) -> None:
+        self._flow("delete", local_port, remote_port)
+
+    def _flow(self, what: str, local_port: int, remote_port: int) -> None:
+        ports = ["sport", str(local_port), "dport", str(remote_port)]
+        self._ip("rule", what, "pref", "1", "ipproto", "tcp", *ports, "blackhole")
+
     def limit(self, rate: str) -> None:
         """What it is sent comes at this rate at most, like "1mbit"."""
         burst = ["burst", "32kbit", "latency", "2s"]

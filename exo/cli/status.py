@@ -90,9 +90,14 @@ def _nodes(view: dict[str, Any]) -> Table:
             f"{node['state']}, draining" if node["draining"] else node["state"],
             f"{found['chip']}, {found['accelerator']}" if found else node["problem"],
             f"{found['memory_available_bytes'] / GB:.1f} GB" if found else "",
-            f"{100 * view['serving'][node['node_id']]['busy']:.0f}%"
-            if node["node_id"] in view["serving"]
-            else "",
+            _busy(view["serving"].get(node["node_id"])),
             node["address"],
         )
     return table
+
+
+def _busy(report: dict[str, Any] | None) -> str:
+    if report is None:
+        return ""
+    slow = f", {report['slowdown']:.0f}x slower than usual" if report["slowdown"] > 1 else ""
+    return f"{100 * report['busy']:.0f}%{slow}"

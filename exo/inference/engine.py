@@ -23,6 +23,7 @@ from exo.inference.batch import CacheRoom, ForwardBatch, Slice, StepOutput
 from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
 from exo.inference.sampling import SampledToken, sample
+from exo.inference.step_times import StepTimes
 from exo.models.description import ModelDescription
 from exo.models.tensor_table import absent_tensors
 from exo.models.tokenizer import Tokenizer, load_tokenizer
@@ -32,9 +33,6 @@ from exo.topology.capabilities import free_memory
 Result = TypeVar("Result")
 CACHE_MEMORY_SHARE = 0.5
 """Share of the memory free after a shard is loaded that its KV cache may take."""
-
-TOKEN_SHARE = 0.1
-"""Of the newest step of one token in what such steps are said to take."""
 
 OnProgress = Callable[[int, int], None]
 """Called from the engine's thread with (bytes done, bytes in all)."""
@@ -55,8 +53,7 @@ class InferenceEngine(ABC):
         """Bytes for the KV cache of a shard; None: half of what is free once it is loaded."""
         self.busy_s = 0.0
         """Seconds in which steps were computed."""
-        self.token_s: dict[Shard, float] = {}
-        """Seconds of a step of one token lately, by shard."""
+        self.times = StepTimes()
         self._read_rate: float | None = None
 
     async def read_rate(self) -> float:
@@ -240,9 +237,7 @@ class InferenceEngine(ABC):
         finally:
             passed_s = time.perf_counter() - begun
             self.busy_s += passed_s
-            if rows == 1:
-                known_s = self.token_s.get(shard, passed_s)
-                self.token_s[shard] = known_s + TOKEN_SHARE * (passed_s - known_s)
+            self.times.took(shard, batch, passed_s)
 
     def _take_over(self, shard: Shard, part: Slice) -> None:
         if shard.is_last:

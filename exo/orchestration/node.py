@@ -116,6 +116,7 @@ class StandardNode(NodeHandler):
             config.partition,
             self.membership.beat_soon,
             lambda: self.leaving.everyone,
+            self.reports.slowdowns,
         )
         self.plans = self._keeper.published
         self.leaving = Leaving(
@@ -367,11 +368,11 @@ class StandardNode(NodeHandler):
         its memory is read. A node that has heard no other measures nothing: it has no choice."""
         others, _ = self.membership.views()
         rate, largest = (await self.engine.read_rate() if others else 0.0), 0
-        for shard, seconds in self.engine.token_s.items():
+        for shard, seconds in list(self.engine.times.token_s.items()):
             weights = self.files.weights_bytes(shard)
             if weights > largest:
                 rate, largest = weights / max(1e-6, seconds - STEP_S), weights
-        return NodePace(rate, self.membership.round_trips_s())
+        return NodePace(rate / self.engine.times.slowdown, self.membership.round_trips_s())
 
     async def models_here(self) -> list[HeldModel]:
         """Models whose files, or some of them, are on this machine."""

@@ -25,6 +25,7 @@ VOCABULARY = 258  # bytes, then beginning and end of text
 HIDDEN = 4
 CONTEXT_LENGTH = 4096
 CACHE_PAGES = 4096
+SLOW = 20
 LAYER_BYTES = 1_000_000
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 
@@ -32,7 +33,8 @@ _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 @dataclass
 class Faults:
     """What goes wrong, and when. Written as `load=1,forward=3,sample=1,encode=2,delay=0.05`:
-    the number says which call fails, once; `delay` is seconds per step, `load_delay` per load."""
+    the number says which call fails, once; `delay` is seconds per step, `load_delay` per load. A
+    step takes twenty times as long while the file `slow_while` exists."""
 
     load: int = 0
     forward: int = 0
@@ -40,6 +42,7 @@ class Faults:
     encode: int = 0
     delay: float = 0.0
     load_delay: float = 0.0
+    slow_while: str = ""
     seen: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -52,9 +55,16 @@ class Faults:
                 setattr(faults, name, int(value))
             elif name in ("delay", "load_delay"):
                 setattr(faults, name, float(value))
+            elif name == "slow_while":
+                faults.slow_while = value
             else:
                 raise InvalidRequest(f"unknown dummy fault {name!r}")
         return faults
+
+    @property
+    def step_s(self) -> float:
+        slow = self.slow_while and Path(self.slow_while).exists()
+        return self.delay * SLOW if slow else self.delay
 
     def hit(self, name: str) -> bool:
         """Count a call of `name`; True on the one that is to fail."""
@@ -106,7 +116,7 @@ class DummyEngine(InferenceEngine):
     ) -> npt.NDArray[Any]:
         if self._faults.hit("forward"):
             raise RuntimeError("dummy fault in forward")
-        time.sleep(self._faults.delay)
+        time.sleep(self._faults.step_s)
         states = np.zeros((len(batch.token_ids), HIDDEN), np.float32)
         states[:, 0] = batch.token_ids
         if hidden_states is not None:

@@ -33,10 +33,11 @@ class PlanReport(msgspec.Struct, frozen=True, array_like=True):
 
 class NodeReport(msgspec.Struct, frozen=True, array_like=True):
     """`busy` is the share of the last seconds in which the engine computed; `plans` are those that
-    the node heads."""
+    the node heads; `slowdown` says how many times as long as usual its steps take."""
 
     busy: float = 0.0
     plans: tuple[PlanReport, ...] = ()
+    slowdown: float = 1.0
 
 
 def encode_report(report: NodeReport) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import threading
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +24,11 @@ METHOD = "/exo.RingService/Frames"
 CONTENT_TYPE = "application/grpc+msgpack"
 PLAN = "exo-plan"
 """Metadata that names the plan whose frames come."""
+
+STALL_S = 2.0
+"""What was sent and not acknowledged by the peer's kernel for so long is lost, and with it the
+connection: a firewall or a router has forgotten it. Heartbeats go by another one and say nothing.
+Linux only; elsewhere a step's deadline ends it."""
 
 _STREAM = 1  # HTTP/2's number of the one call on this connection
 _READ = 2**16
@@ -208,6 +214,9 @@ async def _connected(host: str, port: int) -> socket.socket:
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            stall_ms = int(1000 * STALL_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
         await loop.sock_connect(connection, address)
     except BaseException:
         connection.close()

@@ -19,9 +19,9 @@ from typing import Protocol
 from exo.download.progress import OnProgress, unheard
 from exo.errors import ExoError, NodeLeft, PeerUnavailable, PlanMismatch
 from exo.networking.calls.messages import PlansSaid
-from exo.orchestration.planning.flapping import Flapping
 from exo.orchestration.planning.planner import Member, Planner
 from exo.orchestration.planning.published import PublishedPlans
+from exo.orchestration.planning.resting import Resting, is_slow, slow_among
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.partitioning import Partition
@@ -77,7 +77,8 @@ class PlanKeeper:
     """One per node. `members` gives every live node by id, this one too; `planner_id` who plans
     now; `seen_epoch` the largest epoch of which peers spoke; `beat_s` the time between two
     beats with a peer that is watched; `ask_soon` has a peer say anew what it knows; `draining`
-    gives live nodes that are to have no part in plans."""
+    gives live nodes that are to have no part in plans; `slowdowns` how many times as long as usual
+    nodes' steps take."""
 
     def __init__(
         self,
@@ -91,17 +92,19 @@ class PlanKeeper:
         rule: PartitionRule = PartitionRule.MEMORY,
         ask_soon: Callable[[str], None] = lambda node_id: None,
         draining: Callable[[], frozenset[str]] = frozenset,
+        slowdowns: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._node_id = node_id
         self._members = members
         self._draining = draining
+        self._slowdowns = slowdowns
         self._ask_soon = ask_soon
         self._planner_id = planner_id
         self._seen_epoch = seen_epoch
         self._places = places
         self._beat_s = beat_s
         self.published = PublishedPlans(on_change)
-        self.flapping = Flapping(lambda: self._now)
+        self.resting = Resting(lambda: self._now)
         self._planner = Planner(
             node_id,
             members,
@@ -109,7 +112,7 @@ class PlanKeeper:
             self._next_epoch,
             rule,
             draining,
-            self.flapping.resting,
+            self.resting.reasons,
         )
         self._said: dict[str, PlansSaid] = {}
         self._doubts: dict[tuple[str, str], float] = {}  # since when
@@ -194,12 +197,14 @@ class PlanKeeper:
 
     def take(self, plan: RingPlan) -> None:
         """The plan serves, unless a later one does; the other one's head lets it run out. Answers
-        on a ring with a node that leaves do not wait for that: they go on elsewhere."""
+        on a ring with a node that leaves, or is slow, do not wait for that: they go on elsewhere.
+        """
         other = self.published.add(plan)
         if other is None or other.head_id != self._node_id:
             return
-        if leaving := self._draining() & set(other.node_ids) - set(plan.node_ids):
-            why = f"node {', '.join(leaving)} leaves the ring of {other.model_id}"
+        slow = {node_id for node_id, why in plan.left_out if is_slow(why)}
+        if gone := (self._draining() | slow) & set(other.node_ids) - set(plan.node_ids):
+            why = f"node {', '.join(gone)} leaves the ring of {other.model_id}"
             self._places.end(other.hash, PeerUnavailable(why))
         else:
             retiring = self._places.retire(other.hash, "another plan serves")
@@ -224,7 +229,7 @@ class PlanKeeper:
         self._said.pop(node_id, None)
         self.published.remove_with(node_id)
         if not isinstance(error, NodeLeft):
-            self.flapping.lost(node_id)
+            self.resting.lost(node_id)
         self.look_soon()
 
     # What nodes say of plans --------------------------------------------------------------------
@@ -347,17 +352,27 @@ class PlanKeeper:
         if self._now - since < self._beat_s:
             asyncio.get_running_loop().call_later(self._beat_s, self.look_soon)
             return
-        staying = alive - self._draining() - self.flapping.resting().keys()
+        self._rest_who_is_slow()
+        staying = alive - self._draining() - self.resting.reasons().keys()
         for model_id in self.published.wanted if staying else ():
             if model_id not in self._fitting and not self._fits(model_id, staying):
                 work = self._fit(model_id, staying)
                 self._fitting[model_id] = self._tasks.background(work, f"fit {model_id}")
 
+    def _rest_who_is_slow(self) -> None:
+        slowdowns = self._slowdowns()
+        for plan in self.published:
+            for node_id, slowdown in slow_among(plan.node_ids, slowdowns).items():
+                if node_id not in self.resting.reasons():
+                    self.resting.slow(node_id, slowdown)
+                    why = self.resting.reasons()[node_id]
+                    logger.warning("node %s of the ring of %s: %s", node_id, plan.model_id, why)
+
     def _fits(self, model_id: str, alive: frozenset[str]) -> bool:
         """Whether a model is served by all who live and stay, or was tried to be a moment ago."""
         plan, last = self.published.of(model_id), self._fitted.get(model_id)
-        has_leaving = plan is not None and not self._draining().isdisjoint(plan.node_ids)
-        fitting = None if has_leaving else plan
+        unwanted = self._draining() | self.resting.reasons().keys()
+        fitting = plan if plan is not None and unwanted.isdisjoint(plan.node_ids) else None
         if fitting is not None and alive <= set(fitting.node_ids):
             return True
         if fitting is not None and alive <= {*fitting.node_ids, *dict(fitting.left_out)}:

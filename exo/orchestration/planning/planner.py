@@ -25,6 +25,7 @@ from exo.errors import (
 from exo.models.description import ModelDescription
 from exo.networking.calls.messages import DrainState, Prepared
 from exo.orchestration.files.cluster_files import FileHolder
+from exo.orchestration.planning.resting import is_slow
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.partitioning import ModelSizes, Partition
@@ -83,7 +84,7 @@ class _Making:
 class Planner:
     """`members` gives every live node by id, `published` the plans that serve, `next_epoch` an
     epoch larger than any the cluster has seen, `draining` the nodes that get no layers, `resting`
-    those that get some only if nothing fits without them, and why."""
+    those that get some only if nothing fits without them, or is slower, and why."""
 
     def __init__(
         self,
@@ -303,9 +304,19 @@ class Planner:
             except (ModelTooLarge, ModelUnsupported):
                 logger.info("nothing fits without %s", ", ".join(resting))
             else:
-                left_out.update(without)
-                return placed
+                if not all(map(is_slow, resting.values())) or not self._is_slower(placed, prepared):
+                    left_out.update(without)
+                    return placed
+                logger.info("answers are faster with %s, slow as it is", ", ".join(resting))
         return self._partition_over(prepared, left_out)
+
+    def _is_slower(
+        self, placed: tuple[ModelDescription, Partition], prepared: dict[str, Prepared]
+    ) -> bool:
+        """Whether these nodes are predicted to be faster, slow ones among them, than a placement
+        without some; where nothing is predicted, they are not."""
+        _, with_all = self._partition_over(prepared, {})
+        return 0 < with_all.predicted_step_s < placed[1].predicted_step_s
 
     def _partition_over(
         self, prepared: dict[str, Prepared], left_out: dict[str, str]

@@ -43,7 +43,12 @@ class Reports:
             )
             for scheduler in self._rings.schedulers
         )
-        return NodeReport(self._busy, plans)
+        return NodeReport(self._busy, plans, self._engine.times.slowdown)
+
+    def slowdowns(self) -> dict[str, float]:
+        """By node, how many times as long as usual its steps take."""
+        heard = {node_id: report.slowdown for node_id, report in self._others.items()}
+        return {self._node_id: self._engine.times.slowdown, **heard}
 
     @property
     def busy_s(self) -> float:
@@ -78,6 +83,7 @@ class Reports:
 def _plain(report: NodeReport) -> dict[str, Any]:
     return {
         "busy": round(report.busy, 3),
+        "slowdown": round(report.slowdown, 1),
         "plans": [
             {
                 "model_id": plan.model_id,

@@ -133,11 +133,11 @@ class Troubles(RuleBasedStateMachine):
 
     async def _longest_rest_s(self) -> float:
         """Until nobody is left out for being lost again and again."""
-        return max((n.keeper.flapping.rest_s for n in self.net.nodes.values()), default=0.0)
+        return max((n.keeper.resting.rest_s for n in self.net.nodes.values()), default=0.0)
 
     async def _resting(self) -> set[str]:
         """Whom any node may have left out: who plans changes."""
-        return {name for n in self.net.nodes.values() for name in n.keeper.flapping.resting()}
+        return {name for n in self.net.nodes.values() for name in n.keeper.resting.reasons()}
 
     async def _stop(self) -> None:
         for node in self.net.nodes.values():

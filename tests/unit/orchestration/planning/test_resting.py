@@ -1,28 +1,29 @@
-"""How long a node that is lost again and again gets no layers."""
+"""How long a node that is lost again and again, or slow, gets no layers."""
 
 from __future__ import annotations
 
-from exo.orchestration.planning.flapping import (
+from exo.orchestration.planning.resting import (
     FIRST_REST_S,
     LONGEST_REST_S,
     WITHIN_S,
-    Flapping,
+    Resting,
+    is_slow,
 )
 
 
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
-        self.flapping = Flapping(lambda: self.now)
+        self.resting = Resting(lambda: self.now)
 
     def lose(self, times: int, every_s: float) -> None:
         for _ in range(times):
             self.now += every_s
-            self.flapping.lost("wlan")
+            self.resting.lost("wlan")
 
     def rest_s(self) -> float:
         """From now until it gets layers; 0 if it does."""
-        return max(0.0, self.flapping.rest_s) if "wlan" in self.flapping.resting() else 0.0
+        return max(0.0, self.resting.rest_s) if "wlan" in self.resting.reasons() else 0.0
 
 
 def test_who_is_lost_seldom_comes_back_at_once() -> None:
@@ -30,18 +31,18 @@ def test_who_is_lost_seldom_comes_back_at_once() -> None:
     clock.lose(2, 1.0)
     assert clock.rest_s() == 0.0
     clock.lose(9, WITHIN_S)
-    assert clock.rest_s() == 0.0 and not clock.flapping.resting()
+    assert clock.rest_s() == 0.0 and not clock.resting.reasons()
 
 
 def test_three_losses_in_a_minute_are_a_rest_and_each_further_one_a_longer_one() -> None:
     clock = Clock()
     clock.lose(3, 10.0)
     assert clock.rest_s() == FIRST_REST_S
-    assert "again and again; it gets layers in 30 s" in clock.flapping.resting()["wlan"]
+    assert "again and again; it gets layers in 30 s" in clock.resting.reasons()["wlan"]
     for times in range(1, 9):
         clock.lose(1, 90.0)
         assert clock.rest_s() == min(FIRST_REST_S * 2**times, LONGEST_REST_S)
-    assert "other" not in clock.flapping.resting()
+    assert "other" not in clock.resting.reasons()
 
 
 def test_it_is_forgiven() -> None:
@@ -53,3 +54,17 @@ def test_it_is_forgiven() -> None:
     clock.now += LONGEST_REST_S
     clock.lose(2, 1.0)
     assert clock.rest_s() == 0.0
+
+
+def test_who_is_slow_rests_and_longer_if_it_still_is() -> None:
+    clock = Clock()
+    clock.resting.slow("wlan", 11.7)
+    assert clock.rest_s() == FIRST_REST_S
+    why = clock.resting.reasons()["wlan"]
+    assert why == "it computes 12 times slower than it did; it gets layers in 30 s" and is_slow(why)
+    clock.now += 10
+    clock.resting.slow("wlan", 40)  # said before it lost its layers
+    assert clock.rest_s() == FIRST_REST_S - 10
+    clock.now += 21
+    clock.resting.slow("wlan", 9)
+    assert clock.rest_s() == 2 * FIRST_REST_S
