@@ -16,7 +16,7 @@
 
 #include "../kernels.hpp"
 
-// With sanitizers, inlined arrays of 16 take a compiler minutes.
+// Where speed is not the point: inlined arrays of 16 take a compiler minutes.
 #ifdef EXO_FEW_ROWS
 #define EXO_INLINE inline
 #else
@@ -33,8 +33,8 @@ inline constexpr int W = 8;
 inline constexpr int W = 4;
 #endif
 
-// Rows of activations in the largest tile, of the `wanted` that registers allow. Builds with
-// sanitizers take two: every path is there, and not every size of tile for minutes of compiling.
+// Rows of activations in the largest tile, of the `wanted` that registers allow. Builds for
+// tests alone take two: every path is there, and not every size of tile for minutes of compiling.
 constexpr int most_rows(int wanted) {
 #ifdef EXO_FEW_ROWS
   return wanted < 2 ? wanted : 2;
