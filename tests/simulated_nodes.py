@@ -28,6 +28,7 @@ from exo.orchestration.planning.keeper import PlanKeeper
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.capabilities import DeviceCapabilities
+from exo.topology.placement import NodePace, PartitionRule
 
 GB = 10**9
 
@@ -160,8 +161,16 @@ class FakeRings:
 class SimNode:
     """A node's membership and plans, without API, engine, files and sockets."""
 
-    def __init__(self, net: Net, name: str, instance: str, gb: int) -> None:
+    def __init__(
+        self,
+        net: Net,
+        name: str,
+        instance: str,
+        gb: int,
+        partition: PartitionRule = PartitionRule.MEMORY,
+    ) -> None:
         self.net, self.name, self.gb = net, name, gb
+        self.read_bytes_s, self.slowdown = 1e9, 1.0
         self.config = NodeConfig(name, instance, Path("/nowhere"))
         self.rings = FakeRings(self)
         self.membership = Membership(
@@ -183,7 +192,9 @@ class SimNode:
             self.rings,
             lambda: None,
             self.config.heartbeat_interval_s,
-            ask_soon=self.membership.beat_soon,
+            partition,
+            self.membership.beat_soon,
+            slowdowns=lambda: {n: node.slowdown for n, node in net.nodes.items()},
         )
         self.tasks = TaskOwner(name)
 
@@ -242,7 +253,7 @@ class SimNode:
     async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
         sizes: dict[str, Any] = {"first_bytes": 0, "last_bytes": 0, "context_length": 64}
         found = ModelDescription(model_id, "sim", "files", (GB // 8,) * 8, **sizes)
-        return Prepared(found, self.gb * GB)
+        return Prepared(found, self.gb * GB, {}, NodePace(self.read_bytes_s / self.slowdown))
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         self.keeper.check_not_stale(plan)

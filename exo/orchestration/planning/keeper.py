@@ -105,6 +105,7 @@ class PlanKeeper:
         self._beat_s = beat_s
         self.published = PublishedPlans(on_change)
         self.resting = Resting(lambda: self._now)
+        self._rule = rule
         self._planner = Planner(
             node_id,
             members,
@@ -373,10 +374,11 @@ class PlanKeeper:
         plan, last = self.published.of(model_id), self._fitted.get(model_id)
         unwanted = self._draining() | self.resting.reasons().keys()
         fitting = plan if plan is not None and unwanted.isdisjoint(plan.node_ids) else None
-        if fitting is not None and alive <= set(fitting.node_ids):
-            return True
+        has_all = fitting is not None and alive <= set(fitting.node_ids)
+        if has_all and (len(alive) == 1 or self._rule is PartitionRule.MEMORY):
+            return True  # whatever is measured anew, it would be the same
         if fitting is not None and alive <= {*fitting.node_ids, *dict(fitting.left_out)}:
-            # It was made with them in view, a moment ago.
+            # It was made with them in view, a moment ago; what they measure changes slowly.
             reasons = (why for node, why in fitting.left_out if node in alive)
             rest_s = LONGEST_REST_S if all(map(is_slower, reasons)) else FIRST_REST_S
             fitted = _Fitted(alive, fitting.hash, 0, self._now + rest_s)

@@ -98,8 +98,15 @@ class Troubles(RuleBasedStateMachine):
     def reset(self, name: str) -> None:
         self.net.reset(name)
 
+    @rule(name=st.sampled_from(NAMES))
+    def compute_slowly(self, name: str) -> None:
+        if name in self.net.nodes:
+            self.net.nodes[name].slowdown = 12.0
+
     @rule()
     def heal(self) -> None:
+        for node in self.net.nodes.values():
+            node.slowdown = 1.0
         self.net.cut.clear()
         self.net.slow.clear()
         self.net.loss = 0.0
