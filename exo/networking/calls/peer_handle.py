@@ -28,6 +28,7 @@ from exo.networking.calls.messages import (
 from exo.networking.calls.serving_report import NodeReport, decode_report, encode_report
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
+from exo.networking.request_names import named
 from exo.networking.rings.stream import RingStream
 from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, host_of, until_silent
 from exo.shard import RingPlan
@@ -184,7 +185,7 @@ class PeerHandle:
             model_id=model_id, dead_hash=dead_hash, keep_others=not make_room, renew=renew
         )
         with errors_of(self._name):
-            call = self._stub.EnsurePlan(request)
+            call = self._stub.EnsurePlan(request, metadata=named())
             async with contextlib.aclosing(until_silent(self._name, call)) as events:
                 async for event in events:
                     if event.HasField("plan"):
@@ -197,7 +198,8 @@ class PeerHandle:
     ) -> Prepared:
         """Ask what the model needs and the peer has; `renew` makes all its files present there."""
         with errors_of(self._name):
-            call = self._stub.Prepare(pb.PrepareRequest(model_id=model_id, renew=renew))
+            request = pb.PrepareRequest(model_id=model_id, renew=renew)
+            call = self._stub.Prepare(request, metadata=named())
             async with contextlib.aclosing(until_silent(self._name, call)) as events:
                 async for event in events:
                     if event.HasField("description"):
@@ -211,7 +213,8 @@ class PeerHandle:
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         """Have the peer load its shard of the plan and open its link to the next member."""
         with errors_of(self._name):
-            call = self._stub.LoadShard(pb.LoadShardRequest(plan=messages.plan_to_pb(plan)))
+            request = pb.LoadShardRequest(plan=messages.plan_to_pb(plan))
+            call = self._stub.LoadShard(request, metadata=named())
             async with contextlib.aclosing(until_silent(self._name, call)) as events:
                 async for event in events:
                     if event.HasField("loaded_hash"):
@@ -271,7 +274,9 @@ class PeerHandle:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The tokens of a sequence, from the head; closing the iterator cancels it there."""
         with errors_of(self._name):
-            call = self._stub.Generate(messages.generation_to_pb(plan_hash, request))
+            call = self._stub.Generate(
+                messages.generation_to_pb(plan_hash, request), metadata=named()
+            )
             try:
                 async with contextlib.aclosing(until_silent(self._name, call)) as events:
                     async for event in events:

@@ -35,6 +35,7 @@ from exo.networking.generated.node_service_pb2_grpc import (
     NodeServiceServicer,
     add_NodeServiceServicer_to_server,
 )
+from exo.networking.request_names import TakesName
 from exo.networking.rings.frames import Frame
 from exo.networking.rings.server import RingServer
 from exo.networking.rpc import OPTIONS, PULSE_S, abort, host_of
@@ -124,7 +125,7 @@ class NodeServer:
     def __init__(self, handler: NodeHandler) -> None:
         self._rings = RingServer(handler.on_frame)
         self.ring_port = 0
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(interceptors=[TakesName()], options=OPTIONS)
         self._servicer = servicer = _Servicer(handler)
         add_NodeServiceServicer_to_server(servicer, self._server)
         # Pieces of files are bytes from end to end; a message would be copied twice more.
