@@ -8,6 +8,7 @@ from typing import Literal
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langgraph.prebuilt import create_react_agent
 from pydantic import BaseModel
 
 URL, MODEL = os.environ["EXO_URL"], os.environ["EXO_MODEL"]
@@ -39,6 +40,11 @@ for call in messages[-1].tool_calls:
     messages.append(ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"]))
 after = chat.bind_tools([weather]).bind(max_tokens=8).invoke(messages)
 assert len(messages) == 3 and after.content
+# An agent that goes on until it knows; what the model is to say is in agents.json.
+agent = create_react_agent(chat, [weather])
+steps = agent.invoke({"messages": [HumanMessage("langchain-task: how is it in Bern?")]})["messages"]
+assert [step.type for step in steps] == ["human", "ai", "tool", "ai"]
+assert steps[-1].content == "It is sunny in Bern."
 embeddings = OpenAIEmbeddings(
     base_url=f"{URL}/v1", api_key="none", model=MODEL, check_embedding_ctx_length=False
 )

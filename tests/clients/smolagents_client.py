@@ -1,10 +1,10 @@
-"""smolagents: its model class over exo, with a tool."""
+"""smolagents: its model class over exo with a tool, and an agent that calls one and answers."""
 # needs: smolagents[openai]==1.26.0
 
 import json
 import os
 
-from smolagents import OpenAIServerModel, tool
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
 URL, MODEL = os.environ["EXO_URL"], os.environ["EXO_MODEL"]
 
@@ -16,7 +16,7 @@ def weather(days: int) -> str:
     Args:
         days: how many
     """
-    return "sunny"
+    return f"sunny for {days} days"
 
 
 model = OpenAIServerModel(
@@ -27,4 +27,8 @@ text = model.generate(hello, max_tokens=8).content
 parts = "".join(part.content or "" for part in model.generate_stream(hello, max_tokens=8))
 assert parts == text
 said = model.generate(hello, tools_to_call_from=[weather], max_tokens=60)
-print(json.dumps([text, [call.function.name for call in said.tool_calls or []]]))
+# What the model is to say is in agents.json.
+agent = ToolCallingAgent(tools=[weather], model=model, max_steps=3, verbosity_level=0)
+told = agent.run("smolagents-task: how will the weather be?")
+assert told == "sunny for 3 days", told
+print(json.dumps([text, told, [call.function.name for call in said.tool_calls or []]]))

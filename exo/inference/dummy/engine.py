@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from exo.errors import InvalidRequest
 from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
+from exo.inference.dummy.script import Script
 from exo.inference.engine import InferenceEngine, OnProgress, cache_miss
 from exo.inference.sampling import SampledToken
 from exo.models.description import ModelDescription
@@ -85,6 +86,7 @@ class DummyEngine(InferenceEngine):
         super().__init__()
         self._faults = faults or Faults.parse(os.environ.get("EXO_DUMMY_FAULTS", ""))
         self._caches: dict[tuple[Shard, str], list[int]] = {}
+        self._script = Script.read(os.environ.get("EXO_DUMMY_SCRIPT", ""))
         self._final = np.zeros((0, HIDDEN), np.float32)
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
@@ -132,7 +134,10 @@ class DummyEngine(InferenceEngine):
             for end in range(part.end - part.logits + 1, part.end + 1) if shard.is_last else ():
                 assert states[rows.stop - 1, 2] == N_LAYERS, "a layer was skipped or run twice"
                 row = np.zeros(VOCABULARY, np.float32)
-                row[_LETTERS[sum(cache[:end]) * (end + 7) % len(_LETTERS)]] = 10.0
+                token = self._script.next_token(part.sequence_id, cache[:end])
+                if token is None:
+                    token = _LETTERS[sum(cache[:end]) * (end + 7) % len(_LETTERS)]
+                row[token] = 10.0
                 logits.append(row)
         if shard.is_last:
             self._final = states
@@ -170,6 +175,7 @@ class DummyEngine(InferenceEngine):
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)
         self._caches = {key: kept for key, kept in self._caches.items() if key[1] not in gone}
+        self._script.forget(sequence_ids)
 
     @property
     def sequence_count(self) -> int:
