@@ -10,7 +10,7 @@ from pathlib import Path
 
 URL = os.environ["EXO_URL"]
 PROGRAM = Path(sys.executable).parent / "schemathesis"
-OPTIONS = ["--checks", "all", "--max-examples", "80", "--seed", "1", "--no-color"]
+OPTIONS = ["--checks", "all", "--max-examples", "100", "--seed", "1", "--no-color"]
 OPTIONS += ["--max-response-time", "20", "--report-dir", ".", "--workers", "2"]
 # Not all that a schema allows is possible: images, a model that is not here, a node that is not.
 OPTIONS += ["--exclude-checks", "positive_data_acceptance"]
