@@ -48,16 +48,16 @@ class CallStyle:
 @dataclass(frozen=True)
 class CallFormat:
     """`opens` and `closes` are the markers around calls; without `closes` they go on to the end of
-    the answer. `parse` reads what is between. A format without `style` cannot be enforced."""
+    the answer. `parse` reads what is between, `style` is what a grammar writes there."""
 
     name: str
     opens: str
     closes: str
     parse: Parse
-    style: CallStyle | None = None
+    style: CallStyle
 
 
-def _library(name: str, style: CallStyle | None = None) -> Callable[[], CallFormat]:
+def _library(name: str, style: CallStyle) -> Callable[[], CallFormat]:
     def make() -> CallFormat:
         module = parser_module(name)
 
@@ -103,6 +103,14 @@ def _deepseek_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     return found
 
 
+def _longcat_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """With mlx-lm's parser, which knows no call without arguments."""
+    bare = text.strip()
+    if bare in {tool.name for tool in tools}:
+        return [tool_call(bare, {}, tools)]
+    return parse_with("longcat", text, tools)
+
+
 def _simple(name: str, opens: str, closes: str, parse: Parse, style: CallStyle) -> Any:
     return lambda: CallFormat(name, opens, closes, parse, style)
 
@@ -136,6 +144,36 @@ _GLM_STYLE = CallStyle(
     argument_end="</arg_value>\n",
     raw_texts=("", ""),
 )
+_LONGCAT_STYLE = CallStyle(
+    "",
+    "\n",
+    argument="<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
+    argument_end="</longcat_arg_value>\n",
+    raw_texts=("", ""),
+)
+_MINICPM_STYLE = CallStyle(
+    '"',
+    '">',
+    argument='<param name="{}">',
+    argument_end="</param>",
+    raw_texts=("<![CDATA[", "]]>"),
+)
+_MUSE_STYLE = CallStyle(
+    '<atem:invoke name="',
+    '">\n',
+    "</atem:invoke>",
+    lead="\n",
+    trail="\n",
+    between="\n",
+    argument='<atem:parameter name="{}">',
+    argument_end="</atem:parameter>\n",
+)
+_KIMI_3_STYLE = CallStyle(
+    '<|open|>call tool="',
+    '" index="1"<|sep|><|open|>json type="object"<|sep|>',
+    "<|close|>json<|sep|><|close|>call<|sep|>",
+    between="",
+)
 _KIMI_STYLE = CallStyle(
     "<|tool_call_begin|>functions.",
     ":0<|tool_call_argument_begin|>",
@@ -167,14 +205,24 @@ _TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
     (("<minimax:tool_call>",), _library("minimax_m2", _MINIMAX_STYLE)),
     (("<|tool_call>", "<tool_call|>"), _library("gemma4", _GEMMA_4_STYLE)),
     (("<start_function_call>",), _library("function_gemma", _FUNCTION_GEMMA_STYLE)),
-    (("<longcat_tool_call>",), _library("longcat")),
+    (
+        ("<longcat_tool_call>",),
+        _simple(
+            "longcat",
+            "<longcat_tool_call>",
+            "</longcat_tool_call>",
+            _longcat_calls,
+            _LONGCAT_STYLE,
+        ),
+    ),
     (("<arg_key>",), _library("glm47", _GLM_STYLE)),
     (("<|tool_call_start|>",), _library("pythonic", _PYTHONIC_STYLE)),
     (("<|tool_list_start|>",), _library("pythonic", _PYTHONIC_STYLE)),
     (("<tool_call>", "<function="), _library("qwen3_coder", _QWEN_CODER_STYLE)),
+    (("<|open|>", "<|sep|>", "<|close|>"), _library("kimi_k3", _KIMI_3_STYLE)),
     (("<|tool_calls_section_begin|>",), _library("kimi_k2", _KIMI_STYLE)),
-    (('<function name="', '<param name="'), _library("minicpm5")),
-    (("<atem:function_calls>",), _library("muse_spark")),
+    (('<function name="', '<param name="'), _library("minicpm5", _MINICPM_STYLE)),
+    (("<atem:function_calls>",), _library("muse_spark", _MUSE_STYLE)),
     (
         ("<｜tool▁calls▁begin｜>", "```json"),
         _simple(
@@ -231,15 +279,12 @@ def format_of(template: str) -> CallFormat | None:
 
 def calls_grammar(
     found: CallFormat, tools: Sequence[Tool], special: Mapping[str, int], *, parallel: bool
-) -> str | None:
-    """Lark rules of `calls`, one or more of the tools; None if the format has no style. `rest` is
-    the same without the first `opens`.
+) -> str:
+    """Lark rules of `calls`, one or more of the tools; `rest` is them without the first `opens`.
 
     `special`: ids of the tokens that stand for themselves and not for text.
     """
     style = found.style
-    if style is None:
-        return None
     several = style.between is not None and parallel
     inner = ["call"] + ([f"({lark_text(style.between or '', special)} call)*"] if several else [])
     block = [lark_text(style.lead, special), *inner, lark_text(style.trail + found.closes, special)]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from exo.errors import InvalidRequest
 from exo.models.grammar import composed, quoted, styled
 from exo.models.markup.formats import CallFormat, calls_grammar, format_of, hermes, lark_text
 from exo.models.markup.reader import AnswerReader, HarmonyReader, PlainReader, TaggedReader
@@ -51,9 +50,9 @@ class Markup:
         found = [*(self.thinking or ())]
         if self.calls is not None:
             found += [self.calls.opens, self.calls.closes]
-            if style := self.calls.style:
-                found += [style.before, style.middle, style.after, style.argument or ""]
-                found += [style.argument_end, *(style.raw_texts or ())]
+            style = self.calls.style
+            found += [style.before, style.middle, style.after, style.argument or ""]
+            found += [style.argument_end, *(style.raw_texts or ())]
         return found
 
     def opened(self, prompt: str) -> bool:
@@ -79,11 +78,7 @@ def answer_grammar(
     markup: Markup, tools: Sequence[Tool], choice: ToolChoice, answer: str | None
 ) -> str | None:
     """The grammar that holds an answer to a format, to the tools that it has to call, and to what
-    strict tools take; None where nothing holds it.
-
-    Raises:
-        InvalidRequest: the model's format of calls cannot be enforced.
-    """
+    strict tools take; None where nothing holds it."""
     enforced = choice.mode == "required" or any(tool.strict for tool in tools)
     if not tools or not (enforced or answer):
         return answer if not markup.harmony or answer is None else _harmony(markup, (), answer)
@@ -91,12 +86,6 @@ def answer_grammar(
         return _harmony(markup, tools, answer if choice.mode != "required" else None)
     assert markup.calls is not None
     rules = calls_grammar(markup.calls, tools, markup.special, parallel=choice.parallel)
-    if rules is None:
-        raise InvalidRequest(
-            f"calls in this model's format ({markup.calls.name}) cannot be enforced: neither a "
-            "tool_choice that requires one, nor strict tools, nor a response_format beside tools",
-            param="tool_choice",
-        )
     if choice.mode == "required":
         return composed(f"start: calls\n{rules}", None)
     if answer is not None:

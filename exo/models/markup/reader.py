@@ -80,7 +80,7 @@ class TaggedReader(AnswerReader):
         self._thinking = thinking
         self._calls = calls if tools else None
         self._tools = tools
-        self._streams = enforced and calls is not None and _streams(calls.style)
+        self._streams = enforced and calls is not None and calls.style.streams
         self._in: str = "thought" if thinks else "said"
         self._held = ""
         self._first = True
@@ -125,7 +125,7 @@ class TaggedReader(AnswerReader):
         if opens_calls:
             self._in = "calls"
             if self._streams:
-                assert self._calls is not None and self._calls.style is not None
+                assert self._calls is not None
                 self._call = _StreamedCalls(self._calls.style)
         else:
             self._in = "said" if self._in == "thought" else "thought"
@@ -179,10 +179,6 @@ class TaggedReader(AnswerReader):
 
 def _told(call: ToolCall) -> list[Part]:
     return [CallBegun(call.name), CallArguments(call.arguments)]
-
-
-def _streams(style: CallStyle | None) -> bool:
-    return style is not None and style.streams
 
 
 def begun(text: str, markers: Sequence[str]) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exo.errors import InvalidRequest
 from exo.models.grammar import Follower
 from exo.models.markup.formats import _TOLD_BY, CallFormat
 from exo.models.markup.markup import Markup, answer_grammar, markup_of
@@ -75,10 +74,6 @@ def read(
 def test_what_a_grammar_writes_is_read_again(found: CallFormat, parallel: bool) -> None:
     markup = Markup(None, found, True)
     choice = ToolChoice("required", parallel)
-    if found.style is None:
-        with pytest.raises(InvalidRequest, match="cannot be enforced"):
-            answer_grammar(markup, TOOLS, choice, None)
-        return
     grammar = answer_grammar(markup, TOOLS, choice, None)
     assert grammar is not None
     names = set()
@@ -132,7 +127,7 @@ def test_no_text_breaks_a_reader(found: CallFormat) -> None:
     chance = random.Random(0)
     style = found.style
     pieces = [found.opens, found.closes, "x", "\n", '"', "{", "}", "stop", ":", "[", "<"]
-    pieces += [style.before, style.middle, style.after] if style else []
+    pieces += [style.before, style.middle, style.after]
     markup = Markup(("<think>", "</think>"), found, True)
     for _ in range(300):
         text = "".join(chance.choice(pieces) for _ in range(chance.randrange(12)))
