@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from exo.api.prompts import Prompt
 from exo.api.request import ChatRequest
-from exo.errors import InvalidRequest
 from exo.inference.sampling import Constraint
-from exo.models.markup.markup import answer_grammar
+from exo.models.markup.markup import (
+    HARMONY_AGAIN,
+    HARMONY_END,
+    HARMONY_FINAL,
+    HARMONY_THOUGHT,
+    answer_grammar,
+)
 from exo.models.tokenizer import Tokenizer
 
 
@@ -14,34 +19,40 @@ def constraint_of(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) ->
     """None where nothing holds it.
 
     Raises:
-        InvalidRequest: the grammar cannot be held to, or the model's thoughts cannot be limited.
+        InvalidRequest: the grammar cannot be held to.
     """
     is_chat = isinstance(request.prompt, list) and not request.continues
     markup, budget = tokenizer.markup, request.thinking.budget
+    limits_channels = is_chat and markup.harmony and budget is not None
     grammar = request.grammar
     if is_chat:
-        grammar = answer_grammar(markup, request.tools, request.tool_choice, grammar)
+        grammar = answer_grammar(
+            markup, request.tools, request.tool_choice, grammar, after_thoughts=limits_channels
+        )
     if grammar is not None:
         tokenizer.vocabulary.check(grammar)
     held = Constraint(grammar) if grammar is not None else None
-    if not is_chat:
-        return held
-    if markup.harmony and budget is not None:
-        raise InvalidRequest(
-            "the thoughts of this model cannot be limited to a number of tokens; use "
-            "reasoning_effort",
-            param="max_reasoning_tokens",
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode_rendered(text))
+
+    if limits_channels:
+        return Constraint(
+            grammar or "",
+            opening=tokens(HARMONY_THOUGHT),
+            closing=tokens(HARMONY_END),
+            budget=-1 if budget is None else budget,
+            # A grammar says itself what comes then: the final message, or a call.
+            following=() if grammar else tokens(HARMONY_AGAIN + HARMONY_FINAL),
         )
     may_think = prompt.thinks or request.thinking.wanted is not False
-    if markup.thinking is None or not may_think or (held is None and budget is None):
+    if not is_chat or markup.thinking is None or not may_think or (not held and budget is None):
         return held
-    opens, closes = (tokenizer.encode_rendered(text) for text in markup.thinking)
-    if not prompt.thinks and len(opens) != 1:
-        return held  # it cannot be told when it begins to think
+    opens, closes = map(tokens, markup.thinking)
     return Constraint(
         grammar or "",
         thinks=prompt.thinks,
-        opening=-1 if prompt.thinks else opens[0],
-        closing=tuple(closes),
+        opening=() if prompt.thinks else opens,
+        closing=closes,
         budget=-1 if budget is None else budget,
     )

@@ -49,6 +49,8 @@ class ConstrainedAnswer:
         self._thought = 0
         """Tokens of it."""
         self._follower: Follower | None = None
+        self._must_think = False
+        """What has come opens thoughts, and begins nothing of the grammar's."""
 
     def sample(
         self,
@@ -78,17 +80,27 @@ class ConstrainedAnswer:
             self._take(token_id)
 
     def _take(self, token_id: int) -> None:
-        wanted, begins = self._constraint, not self._seen
+        wanted = self._constraint
+        may_open = self._may_open()
         self._seen.append(token_id)
-        if begins and token_id == wanted.opening:
-            self._thinks = True
+        if may_open and tuple(self._seen) == wanted.opening:
+            self._thinks, self._follower, self._must_think = True, None, False
         elif not self._thinks:
-            if follower := self._in_grammar():
+            if (follower := self._in_grammar()) is None or self._must_think:
+                return
+            if self._may_open() and not follower.allowed()[token_id]:
+                self._must_think = True
+            else:
                 follower.take(token_id)
         else:
             self._thought += 1
             if tuple(self._seen[-len(wanted.closing) :]) == wanted.closing:
                 self._thinks = False
+
+    def _may_open(self) -> bool:
+        """Whether what has come is the beginning of what opens thoughts."""
+        opening = self._constraint.opening
+        return len(self._seen) < len(opening) and tuple(self._seen) == opening[: len(self._seen)]
 
     def _in_grammar(self) -> Follower | None:
         if self._follower is None and self._constraint.grammar:
@@ -102,21 +114,21 @@ class ConstrainedAnswer:
             return ()
         for written in range(len(wanted.closing) - 1, 0, -1):
             if tuple(self._seen[-written:]) == wanted.closing[:written]:
-                return wanted.closing[written:]
-        return wanted.closing
+                return wanted.closing[written:] + wanted.following
+        return wanted.closing + wanted.following
 
     def _allowed(self, size: int) -> npt.NDArray[np.bool_] | None:
         if self._thinks or (follower := self._in_grammar()) is None:
             return None
         allowed = follower.allowed()
-        if not self._seen and 0 <= self._constraint.opening < len(allowed):
-            allowed = allowed.copy()
-            allowed[self._constraint.opening] = True
+        if self._may_open():
+            allowed = np.zeros_like(allowed) if self._must_think else allowed.copy()
+            allowed[self._constraint.opening[len(self._seen)]] = True
         return allowed
 
     def _forced_after(self, token_id: int) -> tuple[int, ...]:
         self._take(token_id)
-        if self._thinks or self._follower is None:
+        if self._thinks or self._follower is None or self._may_open():
             return ()
         forced = self._follower.forced()[:MAX_FORCED]
         for each in forced:

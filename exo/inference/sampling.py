@@ -22,15 +22,17 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What an answer is held to: from its beginning a `grammar` (see models/grammar.py; "" is
     none), or where the model thinks first, after its thoughts.
 
-    It `thinks` from the beginning, or once its first token is `opening` (-1: never), until the
-    tokens `closing` have come, which are written for it after `budget` (-1: no limit) tokens.
+    It `thinks` from the beginning, or once its first tokens are `opening` (if there are any), until
+    the tokens `closing` have come, which are written for it after `budget` (-1: no limit) tokens,
+    with `following` after them.
     """
 
     grammar: str = ""
     thinks: bool = False
-    opening: int = -1
+    opening: tuple[Index, ...] = ()
     closing: tuple[Index, ...] = ()
     budget: int = -1
+    following: tuple[Index, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

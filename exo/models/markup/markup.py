@@ -24,6 +24,11 @@ _THINKING = (
 )
 
 
+HARMONY_THOUGHT, HARMONY_END = "<|channel|>analysis<|message|>", "<|end|>"
+HARMONY_AGAIN, HARMONY_FINAL = "<|start|>assistant", "<|channel|>final<|message|>"
+"""What gpt-oss opens and ends its thoughts with, and what comes after them."""
+
+
 @dataclass(frozen=True)
 class Markup:
     """`thinking`: what opens and closes thoughts, None for models that do not think. `calls`: the
@@ -75,15 +80,24 @@ class Markup:
 
 
 def answer_grammar(
-    markup: Markup, tools: Sequence[Tool], choice: ToolChoice, answer: str | None
+    markup: Markup,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    answer: str | None,
+    *,
+    after_thoughts: bool = False,
 ) -> str | None:
     """The grammar that holds an answer to a format, to the tools that it has to call, and to what
-    strict tools take; None where nothing holds it."""
+    strict tools take; None where nothing holds it. Thoughts in harmony's channels are part of it,
+    unless it is for what comes `after_thoughts`; those of other models never are."""
     enforced = choice.mode == "required" or any(tool.strict for tool in tools)
     if not tools or not (enforced or answer):
-        return answer if not markup.harmony or answer is None else _harmony(markup, (), answer)
+        if not markup.harmony or answer is None:
+            return answer
+        tools = ()
     if markup.harmony:
-        return _harmony(markup, tools, answer if choice.mode != "required" else None)
+        answer = answer if choice.mode != "required" or not tools else None
+        return _harmony(markup, tools, answer, after_thoughts)
     assert markup.calls is not None
     rules = calls_grammar(markup.calls, tools, markup.special, parallel=choice.parallel)
     if choice.mode == "required":
@@ -97,7 +111,9 @@ def answer_grammar(
     return composed(f"start: said | opening rest\n{begin}\n{rules}", None)
 
 
-def _harmony(markup: Markup, tools: Sequence[Tool], answer: str | None) -> str:
+def _harmony(
+    markup: Markup, tools: Sequence[Tool], answer: str | None, after_thoughts: bool
+) -> str:
     """Thoughts if it likes, then a call or the final message."""
 
     def lark(text: str) -> str:
@@ -105,16 +121,16 @@ def _harmony(markup: Markup, tools: Sequence[Tool], answer: str | None) -> str:
 
     ends, rules = [], []
     if answer is not None:
-        ends.append(lark("<|channel|>final<|message|>") + " @answer")
+        ends.append(lark(HARMONY_FINAL) + " @answer")
     for i, tool in enumerate(tools):
         header = f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>"
         ends.append(f"{lark(header)} arguments_{i}")
         rules.append(f"arguments_{i}: %json {json.dumps(styled(tool.schema))}")
-    thought = (
-        f"{lark('<|channel|>analysis<|message|>')} thought {lark('<|end|><|start|>assistant')}"
-    )
-    start = f"start: ({thought})? ({' | '.join(ends)})\nthought: /(?s:.*)/"
-    return composed("\n".join([start, *rules]), answer)
+    again = lark(HARMONY_AGAIN)
+    if not after_thoughts:
+        again = f"{lark(HARMONY_THOUGHT)} thought {lark(HARMONY_END)} {again}"
+        rules.append("thought: /(?s:.*)/")
+    return composed("\n".join([f"start: ({again})? ({' | '.join(ends)})", *rules]), answer)
 
 
 def markup_of(template: str, special: Mapping[str, int], known: Mapping[str, int]) -> Markup:

@@ -109,13 +109,47 @@ def test_thoughts_that_are_too_long_are_closed() -> None:
 
 
 def test_a_first_token_may_open_a_thought() -> None:
-    constraint = Constraint(grammar.of_choices(["yes"]), opening=33, closing=(34,))
+    constraint = Constraint(grammar.of_choices(["yes"]), opening=(33,), closing=(34,))
     likes_it = logits(3)
     likes_it[33] = 99
     assert answer(constraint).sample(likes_it, GREEDY, PROMPT, 3).token_id == 33
     assert answer(constraint).sample(likes_it, GREEDY, [*PROMPT, 121], 3).token_id == 101
     inside = answer(constraint).sample(likes_it, GREEDY, [*PROMPT, 33], 3)
     assert inside.token_id == 33
+
+
+def test_several_tokens_may_open_a_thought() -> None:
+    """As in gpt-oss's channels, of which one is for thoughts."""
+    said = Constraint(
+        grammar.of_choices(["<a>yes"]), opening=tuple(b"<b>"), closing=tuple(b"</b>"), budget=2
+    )
+    history = list(PROMPT)
+    for letter in b"<b>hm":
+        likes = logits(3)
+        likes[letter] = 99
+        token = answer(said).sample(likes, GREEDY, history, 3)
+        assert (token.token_id, token.forced) == (letter, ()), bytes(history[3:])
+        history.append(letter)
+    token = answer(said).sample(logits(3), GREEDY, history, 3)
+    assert bytes([token.token_id, *token.forced]) == b"</b>"
+    token = answer(said).sample(logits(3), GREEDY, [*history, *b"</b>"], 3)
+    assert bytes([token.token_id, *token.forced]) == b"<a>yes"
+    likes[ord("a")] = 100  # the other channel
+    token = answer(said).sample(likes, GREEDY, [*PROMPT, *b"<"], 3)
+    assert bytes([token.token_id, *token.forced]) == b"a>yes"
+    # Neither: what began as none of the grammar's goes on to be a thought.
+    stray = Constraint(grammar.of_choices(["yes"]), opening=tuple(b"<b>"), closing=(34,))
+    assert answer(stray).sample(likes, GREEDY, [*PROMPT, *b"<"], 3).token_id == ord("b")
+
+
+def test_what_follows_thoughts_is_written_too() -> None:
+    held = Constraint(
+        opening=tuple(b"<b>"), closing=tuple(b"</b>"), budget=1, following=tuple(b"<a>")
+    )
+    token = answer(held).sample(logits(3), GREEDY, [*PROMPT, *b"<b>h"], 3)
+    assert bytes([token.token_id, *token.forced]) == b"</b><a>"
+    free = answer(held).sample(logits(3), GREEDY, [*PROMPT, *b"<a>h"], 3)
+    assert free.token_id == int(logits(3).argmax())
 
 
 def test_a_grammar_that_fails_is_told_in_the_token() -> None:

@@ -185,6 +185,20 @@ def test_gpt_oss_speaks_in_channels() -> None:
             follower.take(byte)
 
 
+@pytest.mark.parametrize("thought", ["", "<|start|>assistant"])
+def test_gpt_oss_after_its_thoughts(thought: str) -> None:
+    markup = markup_of("{{ tools }} <|channel|> <|message|>", {}, {})
+    answer = '{"grammars": [{"lark_grammar": "start: \\"yes\\""}]}'
+    grammar = answer_grammar(markup, (), ToolChoice(), answer, after_thoughts=True)
+    assert grammar is not None
+    VOCABULARY.check(grammar)
+    follower = Follower(VOCABULARY, grammar)
+    for byte in f"{thought}<|channel|>final<|message|>yes".encode():
+        assert follower.allowed()[byte]
+        follower.take(byte)
+    assert follower.allowed()[257]
+
+
 def test_special_tokens_are_named_by_their_ids() -> None:
     markup = markup_of("{{ tools }}<tool_call>", {"<tool_call>": 5, "</tool_call>": 6}, {})
     grammar = answer_grammar(markup, TOOLS, ToolChoice("required"), None)
