@@ -78,7 +78,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 def _operation(route: Route, path: str) -> dict[str, Any]:
     content: dict[str, Any] = {route.content: {"schema": {}}}
     if route.streams:
-        content[route.streams.split(";")[0]] = {"schema": {"type": "string"}}
+        content[route.streams.split(";")[0]] = {}
     responses: dict[str, Any] = {
         "200": {"description": "What was asked for", "content": content},
         **({"202": {"description": "It was begun"}} if path == "/v1/download" else {}),
