@@ -49,6 +49,8 @@ def constraint_of(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) ->
     if not is_chat or markup.thinking is None or not may_think or (not held and budget is None):
         return held
     opens, closes = map(tokens, markup.thinking)
+    if not prompt.thinks and len(opens) != 1:
+        return held  # a text that a tool's or a schema's grammar may begin with as well
     return Constraint(
         grammar or "",
         thinks=prompt.thinks,
