@@ -7,11 +7,15 @@ import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 import hljs from "./vendor/highlight.js";
 import { copyButton } from "./dom.js";
+import { MATH_ATTRIBUTES, MATH_TAGS, math } from "./math.js";
 
 const TAGS = "p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 h5 h6 a table thead tbody tr th td input".split(" ");
 const ALLOWED = {
-  ALLOWED_TAGS: TAGS,
-  ALLOWED_ATTR: ["href", "start", "align", "class", "type", "checked", "disabled"],
+  ALLOWED_TAGS: [...TAGS, ...MATH_TAGS],
+  ALLOWED_ATTR: [
+    ..."href start align class type checked disabled".split(" "),
+    ...MATH_ATTRIBUTES,
+  ],
   RETURN_DOM_FRAGMENT: true,
 };
 
@@ -21,6 +25,7 @@ const escaped = (text) =>
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  extensions: math,
   renderer: {
     html: ({ text }) => escaped(text),
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
@@ -72,8 +77,10 @@ export function render(into, text) {
   into.replaceChildren(made);
 }
 
-// Where what is written so far can be cut: after the last empty line that is in no fence and before
-// no indented one, so that what comes changes nothing before it.
+const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
+
+// Where what is written so far can be cut: after the last empty line that is in no fence or formula and
+// before no indented one, so that what comes changes nothing before it.
 function settledLength(text) {
   let fence = null;
   let settled = 0;
@@ -83,8 +90,13 @@ function settledLength(text) {
     if (wasEmpty && !fence && line && !/^[\s>|]/.test(line) && !/^([-*+]|\d+[.)]) /.test(line)) {
       settled = at;
     }
-    const mark = /^ {0,3}(```+|~~~+)/.exec(line)?.[1];
-    if (mark && !fence) fence = mark;
+    const mark = /^ {0,3}(```+|~~~+|\$\$|\\\[)/.exec(line)?.[1];
+    const closes = FORMULA_ENDS[mark];
+    const ended = line.trim() !== mark && line.trimEnd().endsWith(closes);
+    if (Object.values(FORMULA_ENDS).includes(fence)) {
+      if (line.trimEnd().endsWith(fence)) fence = null;
+    } else if (closes && !fence) fence = ended ? null : closes;
+    else if (mark && !fence) fence = mark;
     else if (mark && line.trim() === mark && mark.startsWith(fence)) fence = null;
     wasEmpty = line.trim() === "";
     at += line.length + 1;

@@ -249,12 +249,66 @@ async def test_markdown_is_drawn_and_nothing_in_it_runs(page: Page) -> None:
     assert not [url for url in asked if "evil" in url]
 
 
+FORMULAS = r"""
+The area is $\pi r^2$, or \(\frac{a}{b}\) of it; it costs $5 and $6.
+
+$$
+\int_0^1 x^2\,dx
+
+= \frac{1}{3}
+$$
+
+\[ \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} \]
+
+So $\boxed{42}$, `$code$`, $\nosuch{x}$ and \\$.
+
+```
+$x$
+```
+"""
+
+
+async def test_formulas_are_drawn(page: Page) -> None:
+    await read_in(page, exported(FORMULAS))
+    await page.click("#list .title")
+    body = page.locator(".assistant .body")
+    await expect(body.locator("math")).to_have_count(5)
+    await expect(body.locator("p.math > math[display=block]")).to_have_count(2)
+    await expect(body.locator("math .boxed")).to_have_text("42")
+    await expect(body.locator("mtable mtr")).to_have_count(2)
+    await expect(body).to_contain_text("it costs $5 and $6.")
+    await expect(body.locator("code", has_text="nosuch")).to_have_text(r"$\nosuch{x}$")
+    await expect(body.locator("pre code")).to_have_text("$x$\n")
+    # As it grows, letter by letter, it becomes the same, and a formula is not cut in two.
+    same = """async (text) => {
+      const { Growing, render } = await import("/tinychat/markdown.js");
+      const [grown, whole] = [document.createElement("div"), document.createElement("div")];
+      document.body.append(grown);
+      let drawn;
+      const growing = new Growing(grown, () => drawn());
+      for (let end = 1; end <= text.length; end += 3) {
+        const done = new Promise((resolve) => (drawn = resolve));
+        growing.show(text.slice(0, end));
+        await done;
+      }
+      const before = grown.querySelectorAll("math").length;
+      growing.finish(text);
+      render(whole, text);
+      return [before, grown.innerHTML === whole.innerHTML];
+    }"""
+    assert await page.evaluate(same, FORMULAS) == [5, True]
+
+
 async def test_hundreds_of_attacks_do_nothing(page: Page) -> None:
     places = ["{}", "```html\n{}\n```", "| {} |\n|---|", "[{}]({})", "# {}", "`{}`", "> {}"]
     handlers = ["onerror", "onload", "onclick", "onfocus autofocus", "onmouseover", "ontoggle open"]
     tags = ["img src=x", "svg", "body", "input", "details", "video", "a href=x", "math", "object"]
     attacks = [f"<{tag} {on}=window.hurt=1>" for tag in tags for on in handlers]
     attacks += ["javascript:window.hurt=1", "jav&#x09;ascript:window.hurt=1"]
+    formulas = ["\\href{javascript:window.hurt=1}{x}", "\\text{<img src=x onerror=window.hurt=1>}"]
+    formulas += ['\\class{x" onclick=window.hurt=1}{x}', "\\data{onclick=window.hurt=1}{x}"]
+    formulas += ["\\includegraphics{javascript:window.hurt=1}", "\\style{color:red}{window.hurt}"]
+    attacks += [f"${formula}$" for formula in formulas]
     text = "\n\n".join(place.replace("{}", one) for one in attacks for place in places)
     assert len(attacks) * len(places) > 300
     await read_in(page, exported(text))
