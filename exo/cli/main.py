@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from exo import __version__
+from exo.cli.examples import shown
 from exo.cli.settings import (
     DEFAULT_API_PORT,
     add_node_flags,
@@ -26,7 +27,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo download MODEL               bring a model's files here; goes on where it was stopped
   exo rm MODEL                     delete them; `exo du` tells what they take
   exo models [MODEL]               models that can be used, and where their files are; what one is
-  exo status                       who is in the cluster, what is loaded where
+  exo status                       who is in the cluster, what is loaded where; `exo top` goes on
   exo drain [NODE]                 have other nodes take over, before NODE is stopped or updated
   exo service install              start a node with this machine, kept by systemd or launchd
   exo doctor                       what is wrong here, and what to do about it
@@ -38,12 +39,16 @@ or a .gguf file. DEBUG=1 … 9 in the environment tells more."""
 _RUN = """\
 Answers through the node that runs on this machine, or through one of its own until it is done.
 
-  exo run                                          a conversation; /help in it lists commands
-  exo run qwen3-8b --prompt "Why is the sky blue?"
-  git diff | exo run --prompt "Review this"        what is piped in goes with the question
-  exo run --file notes.md --prompt "Sum up" --json
-
 Exit status: 0 answered, 1 not, with the reason on stderr, 2 wrong flags, 130 after Ctrl-C."""
+
+_DRAIN = """\
+Answers go on on other nodes, and the node has no part in rings until --undo or its next start.
+Ctrl-C of a node does the same before it ends; this is for looking first, and for other nodes."""
+
+_DOCTOR = """\
+Looks at this machine, at the cluster if a node runs here, and at the way to the hub.
+
+Exit status 1 if something is wrong."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,15 +62,17 @@ def build_parser() -> argparse.ArgumentParser:
     add_node_flags(parser)
     commands = parser.add_subparsers(dest="command", metavar="")
 
-    run = commands.add_parser(
-        "run",
-        help="answer in the terminal",
-        description=_RUN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_run(run)
+    def command_of(name: str, what: str, description: str = "") -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=what,
+            description=description or what[0].upper() + what[1:] + ".",
+            epilog=shown(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
-    fetch = commands.add_parser("download", help="bring a model's files here")
+    _add_run(command_of("run", "answer in the terminal", _RUN))
+    fetch = command_of("download", "bring a model's files here")
     fetch.add_argument(
         "model",
         nargs="?",
@@ -83,29 +90,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_node_flags(fetch)
     _let_parent_values_stand(fetch)
-    removal = commands.add_parser("rm", help="delete a model's files from this machine")
+    removal = command_of("rm", "delete a model's files from this machine")
     removal.add_argument("model")
-    commands.add_parser("du", help="disk that models take")
-    models = commands.add_parser("models", help="models that can be used")
+    command_of("du", "disk that models take")
+    models = command_of("models", "models that can be used")
     models.add_argument("model", nargs="?", help="what is known of one whose files are here")
     models.add_argument("--all", action="store_true", help="also those whose files are not here")
 
-    status = commands.add_parser("status", help="the cluster as the node on this machine sees it")
-    drain = commands.add_parser(
-        "drain",
-        help="have other nodes take over what a node does",
-        description="Answers go on on other nodes, and the node has no part in rings until --undo "
-        "or its next start. Ctrl-C of a node does the same before it ends; this is for looking "
-        "first, and for a node elsewhere.",
-    )
+    status = command_of("status", "the cluster as the node on this machine sees it")
+    top = command_of("top", "the same, again each second, until Ctrl-C")
+    drain = command_of("drain", "have other nodes take over what a node does", _DRAIN)
     drain.add_argument("node", nargs="?", help="its id in `exo status` (default: this machine's)")
     drain.add_argument("--undo", action="store_true", help="use it for rings again")
-    doctor = commands.add_parser(
-        "doctor",
-        help="what is wrong here, and what to do about it",
-        description="Looks at this machine, at the cluster if a node runs here, and at the way to "
-        "the hub. Exit status 1 if something is wrong.",
-    )
+    doctor = command_of("doctor", "what is wrong here, and what to do about it", _DOCTOR)
     doctor.add_argument(
         "--verify", action="store_true", help="read all model files: are they whole?"
     )
@@ -115,20 +112,16 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--inference-engine", default="auto", choices=("auto", "cpu", "mlx"), help="(default auto)"
     )
-    _add_service(commands.add_parser("service", help="a node that starts with this machine"))
-    for command in (models, status, drain, doctor):
+    _add_service(command_of("service", "a node that starts with this machine"))
+    for command in (models, status, top, drain, doctor):
         command.add_argument("--chatgpt-api-port", type=int, default=DEFAULT_API_PORT)
     how = status.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="for programs")
-    how.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
-    completion = commands.add_parser(
-        "completion",
-        help="have the shell complete exo's commands and flags",
-        description='bash: eval "$(exo completion bash)" in ~/.bashrc; zsh and fish alike, or '
-        "write what it prints to where the shell looks for completions.",
-    )
+    how.add_argument("--watch", action="store_true", help="as `exo top`")
+    top.set_defaults(json=False, watch=True)
+    completion = command_of("completion", "have the shell complete exo's commands and flags")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
-    _add_bench(commands.add_parser("bench", help="tokens a second, of an engine or a ring"))
+    _add_bench(command_of("bench", "tokens a second, of an engine or a ring"))
     return parser
 
 
@@ -245,7 +238,7 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.models import show_model, show_models
 
         return show_models(args) if args.model is None else show_model(args)
-    if args.command == "status":
+    if args.command in ("status", "top"):
         from exo.cli.status import show_status
 
         return show_status(args)
