@@ -166,6 +166,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "the default), all by their memory, or the fastest; what the planning node says holds",
     )
     net.add_argument(
+        "--wire",
+        choices=("exact", "bfloat16", "int8"),
+        default="exact",
+        help="hidden states that this node sends and is sent: as they were computed (exact, the "
+        "default), or for slow links in half (bfloat16) or two sevenths (int8) of the bytes, which "
+        "changes answers a little (docs/benchmarks.md)",
+    )
+    net.add_argument(
         "--cluster", default="exo", help="only nodes of the same name join (default exo)"
     )
     net.add_argument(
@@ -311,6 +319,7 @@ def _folder(path: Path) -> Path:
 
 def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The node's settings from parsed flags. Imports late: `exo --help` needs none of it."""
+    from exo.networking.rings.hidden_states import Wire
     from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig, ServingRules
     from exo.topology.capabilities import parse_memory
     from exo.topology.placement import PartitionRule
@@ -336,6 +345,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         threads=args.threads,
         precise=args.precise,
         partition=PartitionRule(args.partition),
+        wire=Wire(args.wire),
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         models_folders=tuple(_folder(path) for path in args.models_dir),

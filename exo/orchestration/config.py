@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exo.networking.rings.hidden_states import Wire
 from exo.topology.placement import PartitionRule
 
 DEFAULT_BROADCAST_PORT = 52416
@@ -50,6 +51,7 @@ class NodeConfig:
     threads: int | None = None  # of the cpu engine; None: the physical cores it may use
     precise: bool = False  # float instead of 8-bit activations in the cpu engine
     partition: PartitionRule = PartitionRule.AUTO
+    wire: Wire = Wire.EXACT  # of hidden states that it sends and is sent
     memory_bytes: int | None = None
     kv_memory_bytes: int | None = None  # of a model's KV cache; None: half of what is free
     models_folders: tuple[Path, ...] = ()  # of the user's, a directory for each model, only read

@@ -103,6 +103,7 @@ class StandardNode(NodeHandler):
             self.membership.handle_of,
             lambda: self.membership.alive,
             lambda plan: self.plans.remove(plan.hash),
+            config.wire,
         )
         self.reports = Reports(config.node_id, self.rings, engine)
         self._keeper = PlanKeeper(
@@ -477,6 +478,7 @@ class StandardNode(NodeHandler):
             api_url=self.api_url,
             capabilities=messages.capabilities_to_pb(self._own_capabilities()),
             ring_port=self._server.ring_port,
+            wire=self.config.wire,
         )
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:

@@ -3,9 +3,11 @@ the same answers through rings of cpu nodes and of a cpu and an MLX node."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from exo.inference.cpu.engine import CPUEngine
 from exo.inference.engine import InferenceEngine
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
+from exo.networking.rings.hidden_states import Wire, decode, encode
 from exo.shard import Shard
 
 MODEL = "smollm2-135m"
@@ -54,7 +57,11 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 async def every_position(
-    engines: list[InferenceEngine], cuts: list[int], path: Path, pieces: npt.NDArray[np.int32]
+    engines: list[InferenceEngine],
+    cuts: list[int],
+    path: Path,
+    pieces: npt.NDArray[np.int32],
+    wire: Wire = Wire.EXACT,
 ) -> npt.NDArray[np.float32]:
     """Log probabilities after every token: each token is a slice of its own, a piece a step."""
     bounds = [0, *cuts, LAYERS]
@@ -69,6 +76,8 @@ async def every_position(
         rows = None
         for engine, shard in zip(engines[:-1], shards[:-1], strict=True):
             rows = await engine._thread.submit(partial(engine.compute, shard, whole, rows))
+            name, data = encode(np.asarray(rows), wire)
+            rows = decode(name, *rows.shape, data)
         for i in range(PIECE):
             one = ForwardBatch((Slice(f"s{number}", i, 1, GREEDY),), piece[i : i + 1])
             hidden = None if rows is None else rows[i : i + 1]
@@ -112,6 +121,19 @@ async def test_half_on_mlx_and_half_on_cpu_stays_as_near(
     assert kl < 0.004 and same >= 0.96, (kl, same)
 
 
+@pytest.mark.parametrize("wire", [Wire.BFLOAT16, Wire.INT8])
+async def test_fewer_bytes_on_the_wire_change_answers_little(
+    wire: Wire, checkpoint: Path, pieces: npt.NDArray[np.int32]
+) -> None:
+    """Against the same ring with exact hidden states; docs/benchmarks.md has all of them."""
+    few = pieces[:4]
+    exact = await every_position([CPUEngine(), CPUEngine()], [15], checkpoint, few)
+    engines: list[InferenceEngine] = [CPUEngine(), CPUEngine()]
+    found = await every_position(engines, [15], checkpoint, few, wire)
+    kl, same = divergence(found, exact)
+    assert kl < 0.002 and same >= 0.95, (kl, same)
+
+
 QUESTION = "Name three primary colours."
 
 
@@ -131,6 +153,23 @@ async def test_rings_of_cpu_nodes_give_one_nodes_answer(
             assert len(await c.nodes["n0"].ring(MODEL)) == nodes
     assert texts[0] == texts[1] == texts[2]
     assert "Red" in texts[0]
+
+
+async def test_hidden_states_travel_as_either_end_wants(
+    checkpoint: Path, exo_home: Path, tmp_path: Path
+) -> None:
+    async with cluster(tmp_path, exo_home) as c:
+        c.add("n0", "--memory", "4GB", "--no-speculation", engine="cpu")
+        c.add("n1", "--memory", "3GB", "--wire", "int8", engine="cpu")
+        await c.together()
+        text = await c.nodes["n0"].chat(QUESTION, MODEL, max_tokens=40)
+        assert "Red" in text
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{c.nodes['n0'].url}/metrics") as got:
+                series = re.compile(r"^exo_ring_sent_bytes_total\{.*\} (\S+)$", re.MULTILINE)
+                told = series.search(await got.text())
+    # 576 values a token: 2304 bytes as float32, 657 as int8; the prompt has about 40 tokens.
+    assert told and 80 * 657 * 0.5 < float(told[1]) < 80 * 2304 * 0.5, told
 
 
 @pytest.mark.parametrize("first", ["cpu", "mlx"])

@@ -29,6 +29,7 @@ from exo.networking.calls.serving_report import NodeReport, decode_report, encod
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
 from exo.networking.request_names import named
+from exo.networking.rings.hidden_states import Wire, smaller, wanted
 from exo.networking.rings.stream import RingStream
 from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, host_of, until_silent
 from exo.shard import RingPlan
@@ -78,6 +79,7 @@ class PeerHandle:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._stub = NodeServiceStub(self._channel)
         self._ring_port = 0
+        self._wire = Wire.EXACT
         self._streams: weakref.WeakSet[RingStream] = weakref.WeakSet()
 
     @property
@@ -104,6 +106,7 @@ class PeerHandle:
                 "run the same version of exo on all nodes"
             )
         self.node_id, self._ring_port = reply.node_id, reply.ring_port
+        self._wire = wanted(reply.wire)
         return PeerIdentity(
             reply.node_id,
             reply.instance_id,
@@ -284,14 +287,17 @@ class PeerHandle:
             finally:
                 call.cancel()
 
-    async def open_ring(self, plan_hash: str) -> RingStream:
-        """The kept-open stream of ring frames to this peer, which a hello has asked.
+    async def open_ring(self, plan_hash: str, wire: Wire) -> RingStream:
+        """The kept-open stream of ring frames to this peer, which a hello has asked; hidden states
+        in as few bytes as either end wants, this one's `wire`.
 
         Raises:
             PeerUnavailable: it cannot be reached.
         """
         host = host_of(self.address)
-        stream = await RingStream.open(self._name, host, self._ring_port, plan_hash)
+        stream = await RingStream.open(
+            self._name, host, self._ring_port, plan_hash, smaller(wire, self._wire)
+        )
         self._streams.add(stream)
         return stream
 

@@ -137,12 +137,15 @@ class HelloReply(_message.Message):
     API_URL_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     RING_PORT_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     node_id: _builtins.str
     instance_id: _builtins.str
     api_url: _builtins.str
     ring_port: _builtins.int
     """of RingService"""
+    wire: _builtins.str
+    """how it wants to be sent hidden states: exact, bfloat16 or int8"""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities: ...
     def __init__(
@@ -154,10 +157,11 @@ class HelloReply(_message.Message):
         api_url: _builtins.str = ...,
         capabilities: Global___Capabilities | None = ...,
         ring_port: _builtins.int = ...,
+        wire: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_url", b"api_url", "capabilities", b"capabilities", "instance_id", b"instance_id", "node_id", b"node_id", "protocol", b"protocol", "ring_port", b"ring_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_url", b"api_url", "capabilities", b"capabilities", "instance_id", b"instance_id", "node_id", b"node_id", "protocol", b"protocol", "ring_port", b"ring_port", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +17,7 @@ import numpy.typing as npt
 from exo.errors import InvalidFrame
 from exo.inference.batch import CacheRoom, ForwardBatch, Slice
 from exo.inference.sampling import Index, SampledToken
-
-DTYPES: dict[str, np.dtype] = {
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
-"""What hidden states may be, by its name in a frame."""
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from exo.networking.rings.hidden_states import Wire, decode, encode
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -38,7 +29,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class _Step(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A `Step` as it travels. `hidden_states`: row-major, little endian; empty `dtype`: None."""
+    """A `Step` as it travels. `hidden_states`: by `dtype`, see hidden_states.py; empty: None."""
 
     number: int
     slices: tuple[Slice, ...]
@@ -82,23 +73,21 @@ _DECODER: msgspec.msgpack.Decoder[_Step | StepResult | Release | Rooms] = msgspe
 )
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_frame(frame: Frame, wire: Wire = Wire.EXACT) -> bytes:
     """Raises InvalidFrame if the hidden states' dtype or a value is none that travels."""
     try:
-        return _ENCODER.encode(_outgoing(frame) if isinstance(frame, Step) else frame)
+        return _ENCODER.encode(_outgoing(frame, wire) if isinstance(frame, Step) else frame)
     except (TypeError, OverflowError) as error:
         raise InvalidFrame(f"a frame that cannot be written: {error}") from error
 
 
-def _outgoing(step: Step) -> _Step:
+def _outgoing(step: Step, wire: Wire) -> _Step:
     slices, token_ids = step.batch.slices, tuple(step.batch.token_ids.tolist())
     rows = step.hidden_states
     if rows is None:
         return _Step(step.number, slices, token_ids, "", 0, b"")
-    dtype = _NAMES.get(rows.dtype)
-    if dtype is None:
-        raise InvalidFrame(f"dtype {rows.dtype} does not travel; expected one of {[*DTYPES]}")
-    return _Step(step.number, slices, token_ids, dtype, rows.shape[1], rows.tobytes())
+    dtype, data = encode(rows, wire)
+    return _Step(step.number, slices, token_ids, dtype, rows.shape[1], data)
 
 
 def decode_frame(message: bytes) -> Frame:
@@ -112,13 +101,5 @@ def decode_frame(message: bytes) -> Frame:
     batch = ForwardBatch(frame.slices, np.array(frame.token_ids, np.int32))
     if not frame.dtype:
         return Step(frame.number, batch)
-    dtype, tokens = DTYPES.get(frame.dtype), len(frame.token_ids)
-    if dtype is None:
-        raise InvalidFrame(f"hidden states are {frame.dtype!r}; expected one of {[*DTYPES]}")
-    if tokens * frame.hidden * dtype.itemsize != len(frame.hidden_states):
-        raise InvalidFrame(
-            f"hidden states say {frame.dtype} [{tokens}, {frame.hidden}] "
-            f"and carry {len(frame.hidden_states)} bytes"
-        )
-    rows = np.frombuffer(frame.hidden_states, dtype).reshape(tokens, frame.hidden)
+    rows = decode(frame.dtype, len(frame.token_ids), frame.hidden, frame.hidden_states)
     return Step(frame.number, batch, rows)

@@ -15,6 +15,7 @@ import grpc
 from exo.errors import ExoError, InvalidFrame, PeerUnavailable
 from exo.networking.rings.frames import Frame, encode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
+from exo.networking.rings.hidden_states import Wire
 from exo.networking.rpc import CALL_TIMEOUT_S, from_status
 from exo.tasks import tell
 
@@ -42,8 +43,11 @@ class RingStream:
     step's outcome itself, which saves a hop the time that it takes to wake the event loop.
     """
 
-    def __init__(self, peer: str, plan_hash: str, connection: socket.socket) -> None:
+    def __init__(
+        self, peer: str, plan_hash: str, connection: socket.socket, wire: Wire = Wire.EXACT
+    ) -> None:
         self._peer = peer
+        self._hidden_states = wire
         self._plan_hash = plan_hash
         self._socket = connection
         self._loop = asyncio.get_running_loop()
@@ -56,11 +60,13 @@ class RingStream:
         self._over: asyncio.Future[ExoError] = self._loop.create_future()
 
     @classmethod
-    async def open(cls, peer: str, host: str, port: int, plan_hash: str) -> RingStream:
+    async def open(
+        cls, peer: str, host: str, port: int, plan_hash: str, wire: Wire = Wire.EXACT
+    ) -> RingStream:
         """Raises PeerUnavailable if nobody there speaks gRPC."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                stream = cls(peer, plan_hash, await _connected(host, port))
+                stream = cls(peer, plan_hash, await _connected(host, port), wire)
                 try:
                     await stream._begin(f"{host}:{port}")
                 except BaseException:
@@ -102,7 +108,7 @@ class RingStream:
             PeerUnavailable: the stream is cut.
             ExoError: that with which the peer refused an earlier frame.
         """
-        message = encode_frame(frame)
+        message = encode_frame(frame, self._hidden_states)
         with self._lock:
             if self._over.done():
                 raise self._over.result()

@@ -15,6 +15,7 @@ from exo.models.description import ModelDescription
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.rings.frames import Frame, Rooms, StepResult
+from exo.networking.rings.hidden_states import Wire
 from exo.orchestration.config import ServingRules
 from exo.orchestration.serving.rank import Rank
 from exo.orchestration.serving.scheduler import Load, Scheduler
@@ -30,7 +31,7 @@ are asked by all once one of them is silent."""
 
 class Rings:
     """`handle_of` gives the connection to a node, `alive` the ids of live peers. `on_over` is
-    called when a plan this node heads can serve no longer."""
+    called when a plan this node heads can serve no longer. `wire`: how hidden states are sent."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Rings:
         handle_of: Callable[[str], PeerHandle],
         alive: Callable[[], list[str]],
         on_over: Callable[[RingPlan], None],
+        wire: Wire = Wire.EXACT,
     ) -> None:
         self._node_id = node_id
         self._engine = engine
@@ -47,6 +49,7 @@ class Rings:
         self._handle_of = handle_of
         self._alive = alive
         self._on_over = on_over
+        self._wire = wire
         self._ranks: dict[str, Rank] = {}
         self._schedulers: dict[str, Scheduler] = {}
         self._shards: set[Shard] = set()
@@ -148,7 +151,7 @@ class Rings:
         link = None
         if len(plan.members) > 1:
             next_id = plan.next_after(self._node_id)
-            link = await self._handle_of(next_id).open_ring(plan.hash)
+            link = await self._handle_of(next_id).open_ring(plan.hash, self._wire)
         rank = Rank(plan, self._node_id, self._engine, link, self._deliver(plan), self._report)
         self._ranks[plan.hash] = rank
         rank.start()

@@ -11,13 +11,13 @@ from exo.errors import ExoError, InvalidFrame, InvalidRequest
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.sampling import SampledToken, SamplingParams
 from exo.networking.rings.frames import (
-    DTYPES,
     Release,
     Step,
     StepResult,
     decode_frame,
     encode_frame,
 )
+from exo.networking.rings.hidden_states import BLOCK, DTYPES, Wire, smaller, wanted
 
 packed = msgspec.msgpack.encode
 
@@ -49,6 +49,43 @@ def test_strides_do_not_matter() -> None:
     back = decode_frame(encode_frame(Step(4, a_batch(4), states)))
     assert isinstance(back, Step) and back.hidden_states is not None
     assert (back.hidden_states == states).all()
+
+
+@given(st.integers(1, 9), st.integers(0, 200), st.integers(0, 2**32 - 1))
+def test_fewer_bytes_are_near(tokens: int, hidden: int, seed: int) -> None:
+    """Within half a step of each block's scale, whatever one value of it is."""
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(tokens, hidden)).astype(np.float32)
+    states[rng.random(states.shape) < 0.01] *= 1e4
+    for wire, size in ((Wire.BFLOAT16, 2.0), (Wire.INT8, (BLOCK + 9) / BLOCK)):
+        frame = encode_frame(Step(4, a_batch(tokens), states), wire)
+        back = decode_frame(frame)
+        assert isinstance(back, Step) and back.hidden_states is not None
+        assert back.hidden_states.shape == states.shape
+        assert len(frame) < tokens * (hidden + BLOCK) * size + 9 * tokens + 99
+        for begin in range(0, hidden, BLOCK):
+            block = states[:, begin : begin + BLOCK]
+            error = np.abs(back.hidden_states[:, begin : begin + BLOCK] - block)
+            if wire is Wire.BFLOAT16:
+                assert (error <= np.abs(block) / 256).all()
+            else:
+                largest = np.sort(np.abs(block), axis=1)
+                second = largest[:, -2:-1] if block.shape[1] > 1 else np.zeros((tokens, 1))
+                assert (error <= second / 253).all()
+
+
+def test_values_that_are_no_numbers_stay_none() -> None:
+    states = np.ones((2, BLOCK), np.float32)
+    states[0, 3], states[0, 5] = np.nan, np.inf
+    back = decode_frame(encode_frame(Step(4, a_batch(2), states), Wire.INT8))
+    assert isinstance(back, Step) and back.hidden_states is not None
+    assert not np.isfinite(back.hidden_states[0]).all() and (back.hidden_states[1] == 1).all()
+
+
+def test_a_link_takes_what_either_end_wants() -> None:
+    assert smaller(Wire.EXACT, Wire.INT8) is smaller(Wire.INT8, Wire.BFLOAT16) is Wire.INT8
+    assert smaller(Wire.BFLOAT16, Wire.EXACT) is Wire.BFLOAT16
+    assert (wanted("int8"), wanted(""), wanted("zip")) == (Wire.INT8, Wire.EXACT, Wire.EXACT)
 
 
 def test_bfloat16_keeps_its_values() -> None:
