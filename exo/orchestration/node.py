@@ -205,6 +205,11 @@ class StandardNode(NodeHandler):
         try:
             async with contextlib.aclosing(answer):
                 async for event in answer:
+                    if event.prompt_done:
+                        total = len(request.prompt)
+                        done = min(event.prompt_done, total)
+                        on_progress(Progress("reading", "the prompt", done, total))
+                        continue
                     if is_first:
                         self.usage.note(model_id)
                     is_first = False
@@ -221,7 +226,7 @@ class StandardNode(NodeHandler):
             events = self.membership.handle_of(plan.head_id).generate(plan.hash, request)
         async with contextlib.aclosing(events):
             async for event in events:
-                if event.token is not None or event.finish_reason:
+                if event.token is not None or event.finish_reason or event.prompt_done:
                     yield event
 
     async def describe(

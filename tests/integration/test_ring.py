@@ -1,8 +1,10 @@
 """Several processes on loopback are one cluster: same tokens from every node and placement."""
 
 import asyncio
+import re
 from pathlib import Path
 
+import aiohttp
 import pytest
 from cluster import ApiError, Cluster, cluster, until
 
@@ -149,3 +151,24 @@ async def test_manual_peers_and_a_peer_that_is_not_there(tmp_path: Path) -> None
             return str(nodes.get("127.0.0.1:9", {}).get("problem", ""))
 
         assert "firewall" in await until(problem, "the peer that is not there is shown as such")
+
+
+async def test_a_long_prompt_says_how_much_of_it_is_read(tmp_path: Path) -> None:
+    """Asked at a node that is not the head: what the head tells comes over gRPC."""
+    async with cluster(tmp_path) as c:
+        for i in range(2):
+            c.add(f"n{i}", "--memory", f"{2 - i}GB", EXO_DUMMY_FAULTS="delay=0.15")
+        await c.together()
+        body = {
+            "model": "dummy",
+            "messages": [{"role": "user", "content": "x" * 1500}],
+            "max_tokens": 2,
+            "stream": True,
+        }
+        async with aiohttp.ClientSession() as session:
+            url = f"{c.nodes['n1'].url}/v1/chat/completions"
+            async with session.post(url, json=body) as response:
+                text = await response.text()
+        shares = [int(share) for share in re.findall(r"^: reading the prompt (\d+)%", text, re.M)]
+        assert len(shares) > 1 and shares == sorted(shares) and 0 < shares[0] < 100, text
+        assert text.endswith("data: [DONE]\n\n")

@@ -82,11 +82,13 @@ class GenerationRequest:
 
 class GenerationEvent(msgspec.Struct, frozen=True):
     """A token, or the end: `finish_reason` is "stop" or "length" on the last event. The first tells
-    how many tokens of the prompt were `cached`, computed before."""
+    how many tokens of the prompt were `cached`, computed before. Before it some tell only how many
+    of the prompt are computed by then."""
 
     token: SampledToken | None = None
     finish_reason: str = ""
     cached_tokens: int = 0
+    prompt_done: int = 0
 
 
 @dataclass(frozen=True)
@@ -340,13 +342,14 @@ def event_to_pb(event: GenerationEvent) -> pb.GenerateEvent:
         token=msgspec.msgpack.encode(event.token) if event.token else b"",
         finish_reason=event.finish_reason,
         cached_tokens=event.cached_tokens,
+        prompt_done=event.prompt_done,
     )
 
 
 def event_from_pb(message: pb.GenerateEvent) -> GenerationEvent:
     """Raises InvalidFrame where the token cannot be read."""
     token = decoded(message.token, SampledToken) if message.token else None
-    return GenerationEvent(token, message.finish_reason, message.cached_tokens)
+    return GenerationEvent(token, message.finish_reason, message.cached_tokens, message.prompt_done)
 
 
 def decoded(data: bytes, kind: type[Wanted]) -> Wanted:

@@ -1113,22 +1113,26 @@ class GenerateEvent(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_DONE_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
     """SampledToken in MessagePack, as in the ring's frames; empty: none"""
     finish_reason: _builtins.str
     """"stop" or "length" on the last event, else empty"""
     cached_tokens: _builtins.int
     """with the first: tokens of the prompt that were computed before"""
+    prompt_done: _builtins.int
+    """before the first: tokens of the prompt that are computed"""
     def __init__(
         self,
         *,
         token: _builtins.bytes = ...,
         finish_reason: _builtins.str = ...,
         cached_tokens: _builtins.int = ...,
+        prompt_done: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "prompt_done", b"prompt_done", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

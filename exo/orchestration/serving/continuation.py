@@ -51,7 +51,8 @@ async def generate_on_any_ring(
             dead_hash = plan.hash
             async with contextlib.aclosing(at_head(plan, wanted)) as events:
                 async for event in events:
-                    attempt = 0
+                    if not event.prompt_done:
+                        attempt = 0
                     if event.token is not None:
                         given.append(event.token.token_id)
                     yield event

@@ -347,6 +347,7 @@ class Scheduler:
                 continue
             sequence.in_flight -= 1
             if part.sampling is None:
+                self._untold.append((sequence, GenerationEvent(prompt_done=part.end)))
                 continue
             sampled = tokens.get(part.sequence_id)
             if not sampled or len(sampled) > part.drafts + 1:
