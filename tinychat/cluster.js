@@ -70,7 +70,7 @@ function node({ node_id, state, capabilities, problem }, plans, report) {
       `${gigabytes(capabilities.memory_available_bytes)} of ` +
         `${gigabytes(capabilities.memory_total_bytes)} free`,
     report && `${Math.round(100 * report.busy)} % busy`,
-    report?.slowdown > 1 && `${Math.round(report.slowdown)} times slower than usual`,
+    report?.slowdown > 2 && `${Math.round(report.slowdown)} times slower than usual`,
     ...places.map(([, text]) => text),
     state === "unreachable" ? problem || "cannot be reached" : "",
   ];

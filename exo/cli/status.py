@@ -99,5 +99,5 @@ def _nodes(view: dict[str, Any]) -> Table:
 def _busy(report: dict[str, Any] | None) -> str:
     if report is None:
         return ""
-    slow = f", {report['slowdown']:.0f}x slower than usual" if report["slowdown"] > 1 else ""
+    slow = f", {report['slowdown']:.0f}x slower than usual" if report["slowdown"] > 2 else ""
     return f"{100 * report['busy']:.0f}%{slow}"

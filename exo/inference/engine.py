@@ -222,11 +222,13 @@ class InferenceEngine(ABC):
             got = None if hidden_states is None else list(hidden_states.shape)
             raise InvalidFrame(f"{shard} expects hidden states of {rows} tokens, got {got}")
         begun = time.perf_counter()
+        computed_s = 0.0
         try:
             for part in batch.slices:
                 if part.takes_over:
                     self._take_over(shard, part)
             computed = self.compute(shard, batch, hidden_states)
+            computed_s = time.perf_counter() - begun
             if not shard.is_last:
                 return StepOutput(hidden_states=computed)
             return StepOutput(tokens=tuple(self._sample_rows(shard, batch, computed)))
@@ -237,7 +239,8 @@ class InferenceEngine(ABC):
         finally:
             passed_s = time.perf_counter() - begun
             self.busy_s += passed_s
-            self.times.took(shard, batch, passed_s)
+            if computed_s:
+                self.times.took(shard, batch, computed_s, passed_s)
 
     def _take_over(self, shard: Shard, part: Slice) -> None:
         if shard.is_last:

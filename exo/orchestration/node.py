@@ -378,7 +378,9 @@ class StandardNode(NodeHandler):
             weights = self.files.weights_bytes(shard)
             if weights > largest:
                 rate, largest = weights / max(1e-6, seconds - STEP_S), weights
-        return NodePace(rate / self.engine.times.slowdown, self.membership.round_trips_s())
+        return NodePace(
+            rate / max(1.0, self.engine.times.slowdown), self.membership.round_trips_s()
+        )
 
     async def models_here(self) -> list[HeldModel]:
         """Models whose files, or some of them, are on this machine."""

@@ -33,11 +33,12 @@ class PlanReport(msgspec.Struct, frozen=True, array_like=True):
 
 class NodeReport(msgspec.Struct, frozen=True, array_like=True):
     """`busy` is the share of the last seconds in which the engine computed; `plans` are those that
-    the node heads; `slowdown` says how many times as long as usual its steps take."""
+    the node heads; `slowdown` says how many times as long as usual its steps take, 0 if it has
+    computed none lately."""
 
     busy: float = 0.0
     plans: tuple[PlanReport, ...] = ()
-    slowdown: float = 1.0
+    slowdown: float = 0.0
 
 
 def encode_report(report: NodeReport) -> bytes:

@@ -15,6 +15,9 @@ LOSSES, WITHIN_S = 3, 60.0
 FIRST_REST_S, LONGEST_REST_S = 30.0, 600.0
 """How long such a node gets no layers; doubled each time, and forgotten after the longest."""
 
+SLOW = 8.0
+"""So many times as long as usual is no longer chance, or a little other work."""
+
 UNLIKE = 4.0
 """So many times as slow as the least slow of the others: it is the node, not what all do."""
 
@@ -28,12 +31,15 @@ def is_slow(reason: str) -> bool:
 
 def slow_among(node_ids: Sequence[str], slowdowns: Mapping[str, float]) -> dict[str, float]:
     """The members of a ring that compute slower than they did, and by how much, if the others do
-    not as well: a long context, or a machine that all of them share, slows everybody."""
-    times = {node_id: slowdowns.get(node_id, 1.0) for node_id in node_ids}
+    not as well: work that all of them share, or a machine, slows everybody. Nothing is said of a
+    ring of which some have not told."""
+    times = {node_id: slowdowns.get(node_id, 0.0) for node_id in node_ids}
+    if not all(times.values()):
+        return {}
     found = {}
     for node_id, slowdown in times.items():
         others = [other for member, other in times.items() if member != node_id]
-        if slowdown >= UNLIKE * min(others, default=1.0):
+        if slowdown >= max(SLOW, UNLIKE * min(others, default=1.0)):
             found[node_id] = slowdown
     return found
 

@@ -46,7 +46,7 @@ class Reports:
         return NodeReport(self._busy, plans, self._engine.times.slowdown)
 
     def slowdowns(self) -> dict[str, float]:
-        """By node, how many times as long as usual its steps take."""
+        """By node, how many times as long as usual its steps take; 0 where nobody knows."""
         heard = {node_id: report.slowdown for node_id, report in self._others.items()}
         return {self._node_id: self._engine.times.slowdown, **heard}
 

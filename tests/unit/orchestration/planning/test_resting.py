@@ -8,6 +8,7 @@ from exo.orchestration.planning.resting import (
     WITHIN_S,
     Resting,
     is_slow,
+    slow_among,
 )
 
 
@@ -68,3 +69,12 @@ def test_who_is_slow_rests_and_longer_if_it_still_is() -> None:
     clock.now += 21
     clock.resting.slow("wlan", 9)
     assert clock.rest_s() == 2 * FIRST_REST_S
+
+
+def test_slow_is_who_is_slower_than_it_did_and_the_others_are_not() -> None:
+    ring = ["a", "b", "c"]
+    assert slow_among(ring, {"a": 1.0, "b": 10.0, "c": 1.5}) == {"b": 10.0}
+    assert slow_among(ring, {"a": 7.0, "b": 1.0, "c": 1.0}) == {}
+    assert slow_among(ring, {"a": 30.0, "b": 10.0, "c": 8.0}) == {}  # they share what slows them
+    assert slow_among(ring, {"a": 30.0, "b": 1.0}) == {}  # who knows what the third one does
+    assert slow_among(["a"], {"a": 9.0, "b": 0.0}) == {"a": 9.0}
