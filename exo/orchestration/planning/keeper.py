@@ -41,6 +41,10 @@ FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 each time. A node that just came back may not be able to say what it can take yet. Where all that
 are left out would only slow answers, the longest at once."""
 
+ALONE_S = 10.0
+"""A node that serves alone has nobody to be compared with: it stays slow for so long before others
+take over. Shorter would move models whenever somebody uses the machine for a moment."""
+
 
 class Places(Protocol):
     """What is asked of the rings this node is a member of."""
@@ -120,6 +124,7 @@ class PlanKeeper:
         self._alive: tuple[frozenset[str], float] = (frozenset(), 0.0)  # since when
         self._fitted: dict[str, _Fitted] = {}
         self._fitting: dict[str, asyncio.Task[None]] = {}
+        self._slow_since: dict[tuple[RingPlan, str], float] = {}
         self._look = asyncio.Event()
         self._tasks = TaskOwner(f"plans of {node_id}")
 
@@ -362,12 +367,19 @@ class PlanKeeper:
 
     def _rest_who_is_slow(self) -> None:
         slowdowns = self._slowdowns()
-        for plan in self.published:
-            for node_id, slowdown in slow_among(plan.node_ids, slowdowns).items():
-                if node_id not in self.resting.reasons():
-                    self.resting.slow(node_id, slowdown)
-                    why = self.resting.reasons()[node_id]
-                    logger.warning("node %s of the ring of %s: %s", node_id, plan.model_id, why)
+        slow = {
+            (plan, node_id): slowdown
+            for plan in self.published
+            for node_id, slowdown in slow_among(plan.node_ids, slowdowns).items()
+            if node_id not in self.resting.reasons()
+        }
+        self._slow_since = {key: self._slow_since.get(key, self._now) for key in slow}
+        for (plan, node_id), slowdown in slow.items():
+            patience_s = ALONE_S if len(plan.members) == 1 else 0.0
+            if self._now - self._slow_since[plan, node_id] >= patience_s:
+                self.resting.slow(node_id, slowdown)
+                why = self.resting.reasons()[node_id]
+                logger.warning("node %s of the ring of %s: %s", node_id, plan.model_id, why)
 
     def _fits(self, model_id: str, alive: frozenset[str]) -> bool:
         """Whether a model is served by all who live and stay, or was tried to be a moment ago."""

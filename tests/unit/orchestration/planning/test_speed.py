@@ -70,3 +70,18 @@ def test_who_is_slow_together_stays_together(pair: Pair) -> None:
     for node in pair.net.nodes.values():
         node.slowdown = 10.0
     assert pair.ring_after(20) == {"a", "b"}
+
+
+def test_who_serves_alone_has_time_to_recover(pair: Pair) -> None:
+    if pair.rule is PartitionRule.MEMORY:
+        return  # nobody serves alone
+    pair.net.nodes["b"].read_bytes_s = 1e7
+    assert pair.ring_after(80) == {"a"}
+    pair.net.nodes["b"].read_bytes_s = 1e9
+    a = pair.net.nodes["a"]
+    a.slowdown = 10.0
+    assert pair.ring_after(6) == {"a"}
+    a.slowdown = 1.0
+    assert pair.ring_after(6) == {"a"}
+    a.slowdown = 10.0
+    assert pair.ring_after(16) == {"b"}
