@@ -5,6 +5,9 @@ import { path, siblings } from "./conversations.js";
 import { button, copyButton, make, note } from "./dom.js";
 import { render } from "./markdown.js";
 
+// So many messages are drawn at once: a conversation of thousands opens as soon as one of few.
+const DRAWN = 100;
+
 export class Transcript {
   #scroller;
   #welcome;
@@ -16,29 +19,53 @@ export class Transcript {
   }
 
   show(conversation) {
-    for (const old of this.#scroller.querySelectorAll(".message")) old.remove();
+    for (const old of this.#scroller.querySelectorAll(".message, .earlier")) old.remove();
     const messages = path(conversation);
     this.#welcome.hidden = messages.length > 0;
-    for (const message of messages) this.add(conversation, message);
+    this.#scroller.append(this.#drawn(conversation, messages));
     this.#scroller.scrollTop = this.#scroller.scrollHeight;
+  }
+
+  // The last of these messages, and a button that draws those before them.
+  #drawn(conversation, messages) {
+    const drawn = document.createDocumentFragment();
+    const earlier = messages.slice(0, -DRAWN);
+    if (earlier.length) {
+      const more = button(`Earlier messages (${earlier.length})`, () => {
+        const fromBottom = this.#scroller.scrollHeight - this.#scroller.scrollTop;
+        more.replaceWith(this.#drawn(conversation, earlier));
+        this.#scroller.scrollTop = this.#scroller.scrollHeight - fromBottom;
+      });
+      more.classList.add("earlier");
+      drawn.append(more);
+    }
+    for (const message of messages.slice(-DRAWN)) {
+      drawn.append(this.#article(conversation, message).element);
+    }
+    return drawn;
   }
 
   // Draws a message at the end; where its text goes, and what keeps that in view.
   add(conversation, message) {
     this.#welcome.hidden = true;
+    const { element, body } = this.#article(conversation, message);
+    const wasDown = this.#isDown();
+    this.#scroller.append(element);
+    if (wasDown || message.role === "user") this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    return { element, body, follow: this.#follower() };
+  }
+
+  #article(conversation, message) {
     const body = make("div", { className: "body" });
-    const drawn = make("article", { className: `message ${message.role}` }, body);
+    const element = make("article", { className: `message ${message.role}` }, body);
     if (message.role === "user") body.textContent = message.content;
     else {
-      if (message.thoughts) drawn.prepend(folded(message.thoughts));
+      if (message.thoughts) element.prepend(folded(message.thoughts));
       render(body, message.content);
       if (message.stopped) body.append(note(` ${message.stopped}`));
     }
-    drawn.append(this.#foot(conversation, message));
-    const wasDown = this.#isDown();
-    this.#scroller.append(drawn);
-    if (wasDown || message.role === "user") this.#scroller.scrollTop = this.#scroller.scrollHeight;
-    return { element: drawn, body, follow: this.#follower() };
+    element.append(this.#foot(conversation, message));
+    return { element, body };
   }
 
   #isDown() {

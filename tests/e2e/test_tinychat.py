@@ -299,6 +299,43 @@ async def test_formulas_are_drawn(page: Page) -> None:
     assert await page.evaluate(same, FORMULAS) == [5, True]
 
 
+async def test_ten_thousand_messages_among_a_hundred_conversations(page: Page) -> None:
+    conversations = json.loads(exported(*["An answer."] * 100))["conversations"]
+    messages = {
+        f"m{i}": {
+            "id": f"m{i}",
+            "parent": f"m{i - 1}" if i else None,
+            "role": "assistant" if i % 2 else "user",
+            "content": f"message **{i}** with `code` and $x_{i}$",
+        }
+        for i in range(10_000)
+    }
+    long = {"id": "long", "title": "the long one", "updated": 1000, "head": "m9999"}
+    conversations.append(long | {"settings": {}, "messages": messages})
+    whole = {"format": "tinychat-conversations-1", "conversations": conversations}
+    await read_in(page, json.dumps(whole).encode())
+    await expect(page.locator("#said")).to_have_text("101 conversations were read")
+    await page.fill("#search", "long one")
+    await page.click("#list .title")
+    shown = page.locator(".message")
+    await expect(shown).to_have_count(100)
+    await expect(shown.last).to_contain_text("message 9999")
+    in_view = "e => e.getBoundingClientRect().bottom <= innerHeight"
+    assert await shown.last.locator(".body").evaluate(in_view)
+    first = shown.first
+    await first.scroll_into_view_if_needed()
+    await page.click("text=Earlier messages (9900)")
+    await expect(shown).to_have_count(200)
+    await expect(shown.first).to_contain_text(
+        "message **9800**"
+    )  # what people write stays as it is
+    await expect(page.locator(".earlier")).to_have_text("Earlier messages (9800)")
+    await page.fill("#input", "hello")
+    await page.press("#input", "Enter")
+    await page.wait_for_selector("#send", state="visible")
+    await expect(shown).to_have_count(202)
+
+
 async def test_hundreds_of_attacks_do_nothing(page: Page) -> None:
     places = ["{}", "```html\n{}\n```", "| {} |\n|---|", "[{}]({})", "# {}", "`{}`", "> {}"]
     handlers = ["onerror", "onload", "onclick", "onfocus autofocus", "onmouseover", "ontoggle open"]
