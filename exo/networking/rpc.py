@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ PULSE_S = 1.0
 """A stream whose next event takes time sends an empty one this often."""
 
 _CODE, _PARAM = "exo-code", "exo-param"
+_CONNECTING = re.compile(r"last error: .*: (\w[^:]*)$", re.DOTALL)
 _MAX_DETAILS = 2000  # gRPC sends the message as a header
 
 OPTIONS = [
@@ -80,7 +82,11 @@ def from_status(peer: str, status: str, details: str, metadata: Mapping[str, str
         return error_from_code(metadata[_CODE], details, metadata.get(_PARAM) or None)
     if status == grpc.StatusCode.DEADLINE_EXCEEDED.name:
         return StepTimeout(f"node {peer} did not answer in time")
-    return PeerUnavailable(f"node {peer} is gone: {status.lower()}: {details}")
+    if refused := _CONNECTING.search(details):  # gRPC names all that it tried, with what words it has
+        details = refused[1]
+    elif status != grpc.StatusCode.UNAVAILABLE.name:
+        details = f"{status.lower()}: {details}"
+    return PeerUnavailable(f"node {peer} is gone: {details}")
 
 
 def host_of(address: str) -> str:
