@@ -82,7 +82,7 @@ def from_status(peer: str, status: str, details: str, metadata: Mapping[str, str
         return error_from_code(metadata[_CODE], details, metadata.get(_PARAM) or None)
     if status == grpc.StatusCode.DEADLINE_EXCEEDED.name:
         return StepTimeout(f"node {peer} did not answer in time")
-    if refused := _CONNECTING.search(details):  # gRPC names all that it tried, with what words it has
+    if refused := _CONNECTING.search(details):  # gRPC names all it tried
         details = refused[1]
     elif status != grpc.StatusCode.UNAVAILABLE.name:
         details = f"{status.lower()}: {details}"
