@@ -10,6 +10,9 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+from far_link import FarLink, without_offload
 
 _INSIDE = "EXO_INSIDE_LAN"
 GATEWAY = "10.77.0.1"
@@ -96,6 +99,18 @@ class Host:
         """What it is sent comes at this rate at most, like "1mbit"."""
         burst = ["burst", "32kbit", "latency", "2s"]
         _run("tc", "qdisc", "replace", "dev", self._cable, "root", "tbf", "rate", rate, *burst)
+
+    def move_far(self, delay_s: float) -> None:
+        """What it sends and is sent takes so long, each way."""
+        near, far = f"near-{self.name}", f"far-{self.name}"
+        _run("ip", "link", "set", self._cable, "nomaster")
+        _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+        _run("ip", "link", "set", near, "master", "lan", "up")
+        _run("ip", "link", "set", far, "up")
+        _run(*self.prefix, sys.executable, str(Path(__file__).parent / "far_link.py"), "eth0")
+        for device in (near, far, self._cable, "lan"):
+            without_offload(device)
+        FarLink(self._cable, far, delay_s).start()
 
     def _ip(self, *arguments: str) -> str:
         return _run("ip", "-n", self.name, *arguments)

@@ -30,3 +30,12 @@ def test_every_answer_is_exact(seed: int, at_once: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "32 of 32 answers exact" in done.stdout
     assert (tmp_path / "chaos.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.skipif(not can_make_namespaces(), reason="needs network namespaces")
+def test_nodes_two_hundred_milliseconds_apart_share_a_ring(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "scripts/chaos", "--answers", "4", "--every", "1000"]
+    command += ["--delay", "0.05", "--tokens", "20", "--nodes", "2", "--keep", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 of 4 answers exact" in done.stdout

@@ -152,6 +152,12 @@ class _NodeCollector(Collector):
         )
         busy.add_metric([own], node.reports.busy_s)
         yield busy
+        slowdown = GaugeMetricFamily(
+            "exo_node_slowdown", "Times as long as usual that steps take, 0: none", labels=["node"]
+        )
+        for node_id, times in node.reports.slowdowns().items():
+            slowdown.add_metric([node_id], times)
+        yield slowdown
         sent = CounterMetricFamily(
             "exo_ring_sent_bytes", "Sent to the next member of rings", labels=["node", "to"]
         )
