@@ -34,7 +34,7 @@ OPTIONS = [
     # A proxy of the environment is not for machines on the LAN.
     ("grpc.enable_http_proxy", 0),
     # What an attempt to connect may take: several round trips of a line to another continent.
-    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
