@@ -6,6 +6,7 @@ For scripts/lan.py, where the kernel has no netem. Linux only; a thread that han
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import heapq
 import select
@@ -49,14 +50,18 @@ class FarLink(threading.Thread):
         while True:
             wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
             for end in select.select([*self._to], [], [], wait_s)[0]:
-                frame, address = end.recvfrom(_LARGEST)
+                try:
+                    frame, address = end.recvfrom(_LARGEST)
+                except OSError:  # it is unplugged: said once, and nothing comes until it is back
+                    continue
                 if address[2] != _OUTGOING:  # what this thread sends is seen here as well
                     count += 1
                     due = time.monotonic() + self._delay_s
                     heapq.heappush(under_way, (due, count, self._to[end], frame))
             while under_way and under_way[0][0] <= time.monotonic():
                 _, _, to, frame = heapq.heappop(under_way)
-                to.send(frame)
+                with contextlib.suppress(OSError):  # unplugged: what is under way is lost
+                    to.send(frame)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ export function button(label, onClick, properties = {}) {
   return made;
 }
 
+// Text as it stands in HTML, for libraries that write some.
+export const escaped = (text) =>
+  text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+
 // Copies what `textOf` gives when it is pressed, and says so for a moment.
 export function copyButton(textOf) {
   const made = button("Copy", async () => {

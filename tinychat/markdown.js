@@ -6,7 +6,7 @@
 import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 import hljs from "./vendor/highlight.js";
-import { copyButton } from "./dom.js";
+import { copyButton, escaped } from "./dom.js";
 import { MATH_ATTRIBUTES, MATH_TAGS, math } from "./math.js";
 
 const TAGS = "p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 h5 h6 a table thead tbody tr th td input".split(" ");
@@ -18,9 +18,6 @@ const ALLOWED = {
   ],
   RETURN_DOM_FRAGMENT: true,
 };
-
-const escaped = (text) =>
-  text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
 const marked = new Marked({
   gfm: true,

@@ -1,6 +1,7 @@
 // Formulas in Markdown: $x$, $$x$$, \(x\) and \[x\], as MathML, which browsers draw themselves.
 
 import temml from "./vendor/temml.js";
+import { escaped } from "./dom.js";
 
 const MAX_LENGTH = 10_000;
 const MAX_KEPT = 500;
@@ -13,9 +14,6 @@ const OPTIONS = {
   macros: { "\\boxed": "\\class{boxed}{#1}" },
   trust: ({ command, class: name }) => command === "\\class" && name === "boxed",
 };
-
-const escaped = (text) =>
-  text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
 // What is written while an answer grows is drawn in every frame.
 const kept = new Map();

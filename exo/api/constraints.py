@@ -23,7 +23,8 @@ def constraint_of(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) ->
     """
     is_chat = isinstance(request.prompt, list) and not request.continues
     markup, budget = tokenizer.markup, request.thinking.budget
-    limits_channels = is_chat and markup.harmony and budget is not None
+    limit = -1 if budget is None else budget
+    limits_channels = is_chat and markup.harmony and limit >= 0
     grammar = request.grammar
     if is_chat:
         grammar = answer_grammar(
@@ -41,7 +42,7 @@ def constraint_of(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) ->
             grammar or "",
             opening=tokens(HARMONY_THOUGHT),
             closing=tokens(HARMONY_END),
-            budget=-1 if budget is None else budget,
+            budget=limit,
             # A grammar says itself what comes then: the final message, or a call.
             following=() if grammar else tokens(HARMONY_AGAIN + HARMONY_FINAL),
         )
@@ -56,5 +57,5 @@ def constraint_of(tokenizer: Tokenizer, request: ChatRequest, prompt: Prompt) ->
         thinks=prompt.thinks,
         opening=() if prompt.thinks else opens,
         closing=closes,
-        budget=-1 if budget is None else budget,
+        budget=limit,
     )

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from exo.models.grammar import quoted, styled
@@ -57,15 +58,13 @@ class CallFormat:
     style: CallStyle
 
 
-def _library(name: str, style: CallStyle) -> Callable[[], CallFormat]:
+def _library(name: str, style: CallStyle, parse: Parse | None = None) -> Callable[[], CallFormat]:
+    """One of mlx-lm's, with its markers, and its parser unless there is another."""
+
     def make() -> CallFormat:
         module = parser_module(name)
-
-        def parse(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-            return parse_with(name, text, tools)
-
         opens, closes = module.tool_call_start, module.tool_call_end
-        return CallFormat(name, opens, closes, parse, style)
+        return CallFormat(name, opens, closes, parse or partial(parse_with, name), style)
 
     return make
 
@@ -137,20 +136,18 @@ _MINIMAX_STYLE = CallStyle(
     argument_end="</parameter>\n",
     raw_texts=("", ""),
 )
-_GLM_STYLE = CallStyle(
-    "",
-    "\n",
-    argument="<arg_key>{}</arg_key>\n<arg_value>",
-    argument_end="</arg_value>\n",
-    raw_texts=("", ""),
-)
-_LONGCAT_STYLE = CallStyle(
-    "",
-    "\n",
-    argument="<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>",
-    argument_end="</longcat_arg_value>\n",
-    raw_texts=("", ""),
-)
+
+
+def _keyed_style(prefix: str = "") -> CallStyle:
+    return CallStyle(
+        "",
+        "\n",
+        argument=f"<{prefix}arg_key>{{}}</{prefix}arg_key>\n<{prefix}arg_value>",
+        argument_end=f"</{prefix}arg_value>\n",
+        raw_texts=("", ""),
+    )
+
+
 _MINICPM_STYLE = CallStyle(
     '"',
     '">',
@@ -205,17 +202,8 @@ _TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
     (("<minimax:tool_call>",), _library("minimax_m2", _MINIMAX_STYLE)),
     (("<|tool_call>", "<tool_call|>"), _library("gemma4", _GEMMA_4_STYLE)),
     (("<start_function_call>",), _library("function_gemma", _FUNCTION_GEMMA_STYLE)),
-    (
-        ("<longcat_tool_call>",),
-        _simple(
-            "longcat",
-            "<longcat_tool_call>",
-            "</longcat_tool_call>",
-            _longcat_calls,
-            _LONGCAT_STYLE,
-        ),
-    ),
-    (("<arg_key>",), _library("glm47", _GLM_STYLE)),
+    (("<longcat_tool_call>",), _library("longcat", _keyed_style("longcat_"), _longcat_calls)),
+    (("<arg_key>",), _library("glm47", _keyed_style())),
     (("<|tool_call_start|>",), _library("pythonic", _PYTHONIC_STYLE)),
     (("<|tool_list_start|>",), _library("pythonic", _PYTHONIC_STYLE)),
     (("<tool_call>", "<function="), _library("qwen3_coder", _QWEN_CODER_STYLE)),

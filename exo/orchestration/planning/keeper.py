@@ -366,12 +366,12 @@ class PlanKeeper:
                 self._fitting[model_id] = self._tasks.background(work, f"fit {model_id}")
 
     def _rest_who_is_slow(self) -> None:
-        slowdowns = self._slowdowns()
+        slowdowns, resting = self._slowdowns(), self.resting.reasons()
         slow = {
             (plan, node_id): slowdown
             for plan in self.published
             for node_id, slowdown in slow_among(plan.node_ids, slowdowns).items()
-            if node_id not in self.resting.reasons()
+            if node_id not in resting
         }
         self._slow_since = {key: self._slow_since.get(key, self._now) for key in slow}
         for (plan, node_id), slowdown in slow.items():

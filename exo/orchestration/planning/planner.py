@@ -304,19 +304,15 @@ class Planner:
             except (ModelTooLarge, ModelUnsupported):
                 logger.info("nothing fits without %s", ", ".join(resting))
             else:
-                if not all(map(is_slow, resting.values())) or not self._is_slower(placed, prepared):
-                    left_out.update(without)
-                    return placed
-                logger.info("answers are faster with %s, slow as it is", ", ".join(resting))
+                if all(map(is_slow, resting.values())):
+                    whole = self._partition_over(prepared, with_slow := dict(left_out))
+                    if 0 < whole[1].predicted_step_s < placed[1].predicted_step_s:
+                        logger.info("answers are faster with %s, slow as it is", ", ".join(resting))
+                        left_out.update(with_slow)
+                        return whole
+                left_out.update(without)
+                return placed
         return self._partition_over(prepared, left_out)
-
-    def _is_slower(
-        self, placed: tuple[ModelDescription, Partition], prepared: dict[str, Prepared]
-    ) -> bool:
-        """Whether these nodes are predicted to be faster, slow ones among them, than a placement
-        without some; where nothing is predicted, they are not."""
-        _, with_all = self._partition_over(prepared, {})
-        return 0 < with_all.predicted_step_s < placed[1].predicted_step_s
 
     def _partition_over(
         self, prepared: dict[str, Prepared], left_out: dict[str, str]

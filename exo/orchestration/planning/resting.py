@@ -21,12 +21,12 @@ SLOW = 8.0
 UNLIKE = 4.0
 """So many times as slow as the least slow of the others: it is the node, not what all do."""
 
-_SLOW = "it computes "
+_COMPUTES = "it computes "
 
 
 def is_slow(reason: str) -> bool:
     """Whether a node is left out, by this reason, since it computes slower than it did."""
-    return reason.startswith(_SLOW)
+    return reason.startswith(_COMPUTES)
 
 
 def slow_among(node_ids: Sequence[str], slowdowns: Mapping[str, float]) -> dict[str, float]:
@@ -71,7 +71,7 @@ class Resting:
         """Its steps take so many times as long as they did."""
         known = self._known(node_id)
         if known.rests_until <= self._now():
-            self._rest(known, f"{_SLOW}{slowdown:.0f} times slower than it did")
+            self._rest(known, f"{_COMPUTES}{slowdown:.0f} times slower than it did")
 
     @property
     def rest_s(self) -> float:
