@@ -133,6 +133,18 @@ def formats(peers: Peers, folder: Path) -> dict[str, Path]:
     return {**found, "gemma3-270m Q4_K_M": gemma}
 
 
+def families(folder: Path) -> dict[str, Path]:
+    """Small random models of families that are not llamas, by what they are."""
+    found = {}
+    for label, family in (("gated delta", "qwen3_5"), ("latents", "glm4_moe_lite")):
+        file = folder / "families" / f"{family}.gguf"
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            run(PYTHON, ROOT / "scripts/make_random_gguf", family, file)
+        found[f"{label} Q4_0"] = file
+    return found
+
+
 def cpu_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

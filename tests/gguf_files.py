@@ -32,6 +32,11 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
     "gpt_oss": "gpt-oss",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "glm4_moe_lite": "deepseek2",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
 }
 """`general.architecture` by model_type."""
 
@@ -57,14 +62,54 @@ def _permuted(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
 def _own_name(name: str, names: Any) -> str:
     module, _, kind = name.rpartition(".")
     if experts := re.fullmatch(
-        r"model\.layers\.(\d+)\..*(?:switch_mlp|experts)\.(\w+)_proj", module
+        r"model\.layers\.(\d+)\..*(?:switch_mlp|(?<!_)experts)\.(\w+)_proj", module
     ):
         return f"blk.{experts[1]}.ffn_{experts[2]}_exps.{kind}"
     if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
         return f"blk.{sinks[1]}.attn_sinks.weight"
+    if shared := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.shared_experts?\.(\w+)_proj", module):
+        return f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{kind}"
+    if name.endswith("shared_expert_gate.weight"):
+        return f"blk.{name.split('.')[2]}.ffn_gate_inp_shexp.{kind}"
+    if name.endswith("mlp.gate.weight"):
+        return f"blk.{name.split('.')[2]}.ffn_gate_inp.{kind}"
+    if latent := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(embed_q|unembed_out)", module):
+        part = "attn_k_b" if latent[2] == "embed_q" else "attn_v_b"
+        return f"blk.{latent[1]}.{part}.{kind}"
+    if name.endswith("e_score_correction_bias"):
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+    if name.endswith("expert_bias"):
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+    if name.endswith("dt_bias"):
+        return f"blk.{name.split('.')[2]}.ssm_dt.bias"
+    if name.endswith("A_log"):
+        return f"blk.{name.split('.')[2]}.ssm_a"
     found = names.get_name(module)
     assert found is not None, module
     return f"{found}.{kind}"
+
+
+def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) -> Any:
+    """What llama.cpp's converter does to recurrent layers, see `modify_tensors` and
+    `_LinearAttentionVReorderBase` in its conversion/qwen.py."""
+    if name.endswith("A_log"):
+        numbers = -np.exp(numbers)
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
+        numbers = numbers.squeeze(-1)
+    if name.endswith("shared_expert_gate.weight"):
+        numbers = numbers.squeeze(0)
+    if "linear_attn" not in name or name.endswith("linear_attn.norm.weight"):
+        return numbers
+    heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    per_key = heads // config["linear_num_key_heads"]
+    tiled = np.arange(heads).reshape(-1, per_key).T.reshape(-1)
+    if name.endswith(("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight")):
+        return numbers[tiled]
+    rows = (tiled[:, None] * width + np.arange(width)).reshape(-1)
+    if name.endswith("out_proj.weight"):
+        return numbers[:, rows]
+    keys = len(numbers) - len(rows)
+    return np.concatenate([numbers[:keys], numbers[keys:][rows]])
 
 
 def _numbers(config: dict[str, Any]) -> dict[str, Any]:
@@ -73,13 +118,15 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
     written = {
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("block_ff_dim", config.get("intermediate_size", 0)),
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim", config["hidden_size"] // heads),
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get(
+            "rms_norm_eps", config.get("norm_eps", 1e-6)
+        ),
         "context_length": config.get("max_position_embeddings", 512),
-        "rope.freq_base": config["rope_theta"],
+        "rope.freq_base": config.get("rope_theta", 1e5),
         "attention.sliding_window": config.get("sliding_window"),
         "attention.sliding_window_pattern": config.get("sliding_window_pattern"),
         "attention.scale": config.get("attention_multiplier"),
@@ -89,12 +136,51 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get(
-            "moe_intermediate_size", config["intermediate_size"]
+            "moe_intermediate_size", config.get("intermediate_size", 0)
         ),
     }
-    if "partial_rotary_factor" in config:
+    if "linear_num_key_heads" in config:
+        written |= {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": config["linear_num_value_heads"],
+            "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
+            "full_attention_interval": config.get("full_attention_interval", 4),
+            "rope.dimension_count": config["head_dim"] // 4,
+            "rope.freq_base": 100000.0,  # what mlx-lm takes where the config says nothing
+            "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        }
+    elif "partial_rotary_factor" in config:
         head_dim = config["hidden_size"] // heads
         written["rope.dimension_count"] = int(head_dim * config["partial_rotary_factor"])
+    if "kv_lora_rank" in config:
+        rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+        written |= {
+            "attention.head_count_kv": 1,
+            "attention.q_lora_rank": config["q_lora_rank"],
+            "attention.kv_lora_rank": rank,
+            "attention.key_length": rank + turned,
+            "attention.value_length": rank,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
+            "attention.value_length_mla": config["v_head_dim"],
+            "rope.dimension_count": turned,
+            "expert_count": config["n_routed_experts"],
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": config["first_k_dense_replace"],
+        }
+    if "conv_L_cache" in config:
+        attending = config["full_attn_idxs"]
+        layers = range(config["num_hidden_layers"])
+        heads_kv = [config["num_key_value_heads"] * (i in attending) for i in layers]
+        written |= {
+            "attention.head_count_kv": heads_kv,
+            "shortconv.l_cache": config["conv_L_cache"],
+            "leading_dense_block_count": config.get("num_dense_layers"),
+        }
     return {key: number for key, number in written.items() if number is not None}
 
 
@@ -102,6 +188,7 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
     """A GGUF file with the checkpoint's weights and a byte-level tokenizer. `extra` metadata
     replaces what would be written; None leaves it out."""
     config = json.loads((checkpoint / "config.json").read_text())
+    config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
@@ -124,6 +211,8 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
     for key, value in metadata.items():
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
         elif isinstance(value, float):
@@ -135,7 +224,9 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
         "attn_k.": config["num_key_value_heads"],
     }
     for name, array in mx.load(str(checkpoint / "model.safetensors")).items():
+        name = name.removeprefix("language_model.")
         own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
+        numbers = _as_converted(name, numbers, config)
         if architecture in _PERMUTED:
             for part, count in heads.items():
                 numbers = _permuted(numbers, count) if part in own else numbers

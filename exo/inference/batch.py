@@ -26,6 +26,8 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     for it again, so what it holds need not be copied.
     The last `drafts` tokens are guesses: a token is asked for before each of them as well, and they
     count as long as what is sampled is what was guessed.
+    `keeps` asks members whose cache cannot be cut back to remember how it is after this slice, so
+    that the sequence, or one that takes it over, can begin again from there.
     """
 
     sequence_id: str
@@ -36,6 +38,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     takes_over: str = ""
     drafts: Index = 0
     moves: bool = False
+    keeps: bool = False
 
     @property
     def end(self) -> int:
@@ -96,8 +99,12 @@ class CacheRoom(msgspec.Struct, frozen=True, array_like=True):
 
     `is_paged`: sequences that begin alike share pages, and what is computed does not depend on how
     a prompt is cut. Where not, each sequence takes pages of its own.
+    `state_pages`: what a sequence takes beside its tokens, and again for each moment kept of it,
+    where layers remember a state: from there, and from its end, it can go on, from nowhere else.
+    0: from any of its tokens.
     """
 
     pages: Index
     used: Index
     is_paged: bool
+    state_pages: Index = 0

@@ -17,19 +17,26 @@ from exo.models.tensor_table import all_tensors
 @dataclass(frozen=True)
 class Tensor:
     """One tensor's bytes, row-major; `dtype` as safetensors or ggml name it. `adds_one`: what is
-    stored is one more than the numbers."""
+    stored is one more than the numbers; `minus_exp`: it is -exp of them."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
     adds_one: bool = False
+    minus_exp: bool = False
 
     def rows(self, start: int, end: int) -> Tensor:
         """A view of rows [start, end) of the first axis."""
         width = len(self.data) // self.shape[0]
         view = self.data[start * width : end * width]
         return Tensor(self.name, self.dtype, (end - start, *self.shape[1:]), view)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """A copy of some rows of the first axis, in this order."""
+        picked = self.data.reshape(self.shape[0], -1)[rows].reshape(-1)
+        shape = (len(rows), *self.shape[1:])
+        return Tensor(self.name, self.dtype, shape, picked, self.adds_one, self.minus_exp)
 
     def at(self, index: int) -> Tensor:
         """A view of one entry of the first axis."""
@@ -44,6 +51,8 @@ class Tensor:
         else:
             dtype = {"F32": np.float32, "F16": np.float16}[self.dtype]
             found = self.data.view(dtype).astype(np.float32)
+        if self.minus_exp:
+            found = np.log(-found)
         return (found - np.float32(1) if self.adds_one else found).reshape(self.shape)
 
 
@@ -93,7 +102,7 @@ class Checkpoint:
         data = np.frombuffer(self._map(entry.file), np.uint8, entry.nbytes, entry.offset)
         if entry.permuted_heads:
             data = _in_order(data, entry.shape[0], entry.permuted_heads)
-        return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one)
+        return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one, entry.minus_exp)
 
     def read_ahead(self, name: str) -> None:
         """Have the system read a tensor from disk meanwhile."""

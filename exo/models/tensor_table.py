@@ -24,7 +24,7 @@ class TensorEntry:
 
     What GGUF stores otherwise is to be undone by who reads it: `adds_one`, each number is one more
     than the weight; `permuted_heads`, rows stand in the order for RoPE over neighbouring pairs, in
-    so many heads (0: they do not)."""
+    so many heads (0: they do not); `minus_exp`, each number is -exp(weight)."""
 
     file: Path
     dtype: str
@@ -33,6 +33,7 @@ class TensorEntry:
     nbytes: int
     adds_one: bool = False
     permuted_heads: int = 0
+    minus_exp: bool = False
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -133,13 +134,21 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
         entries[name] = TensorEntry(
             file,
             tensor.format,
-            tensor.shape,
+            _shape_of(name, tensor.shape),
             tensor.offset,
             tensor.nbytes,
             adds_one=family.norms_add_one and len(tensor.shape) == 1 and "norm" in parts[-2],
             permuted_heads=heads.get(parts[-2], 0) if family.interleaved_rope else 0,
+            minus_exp=parts[-1] == "A_log",
         )
     return entries
+
+
+def _shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """As mlx-lm has it, where llama.cpp leaves out an axis of length 1."""
+    if name.endswith((".conv1d.weight", ".conv.conv.weight")):
+        return (*shape, 1)
+    return (1, *shape) if name.endswith("shared_expert_gate.weight") else shape
 
 
 def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:

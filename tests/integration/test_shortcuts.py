@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import zoo
 from cluster import Cluster, ExoProcess, cluster, until
 
 MODEL = "smollm2-135m"
@@ -102,6 +103,43 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
             return all(plan["running"] == plan["waiting"] == 0 for plan in plans)
 
         await until(nobody, "all that was left is released", 5)
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(f"word{rng.randrange(1, zoo.VOCABULARY)}" for _ in range(count))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+async def test_where_layers_remember_a_state_answers_have_the_bits_that_they_have_alone(
+    family: str, tmp_path: Path, exo_home: Path
+) -> None:
+    """Random weights: what is compared is what was taken over, kept and begun again."""
+    model, rng = tmp_path / family, random.Random(1)
+    zoo.write_checkpoint(family, model, zoo.tiny_config(family))
+    zoo.write_tokenizer(model)
+    system = {"role": "system", "content": words(rng, 150)}
+    some = [[system, {"role": "user", "content": words(rng, 30 + 40 * i)}] for i in range(6)]
+
+    async def answer(node: ExoProcess, chat: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+        return await asked(node, chat, model=str(model), max_tokens=40, **more)
+
+    async with cluster(tmp_path, exo_home) as c:
+        await ring(c, 2, 3)
+        first = c.nodes["n0"]
+        solo = [await answer(first, chat, cache_prompt=False) for chat in some]
+        assert len(await first.ring(str(model))) == 2
+        answers = await asyncio.gather(*(answer(c.nodes[f"n{i % 2}"], some[i]) for i in range(6)))
+        assert list(map(bits, answers)) == list(map(bits, solo))
+        question = {"role": "user", "content": words(rng, 9)}
+        more = [
+            [*chat, found["choices"][0]["message"], question]
+            for chat, found in zip(some, solo, strict=True)
+        ]
+        solo = [await answer(first, chat, cache_prompt=False) for chat in more]
+        answers = await asyncio.gather(*(answer(first, chat) for chat in more))
+        assert list(map(bits, answers)) == list(map(bits, solo))
+        cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+        assert sum(cached) > 300, cached
 
 
 async def test_an_answer_goes_on_with_the_same_bits_when_a_member_dies(

@@ -26,11 +26,14 @@ class Activation(Enum):
     GELU_TANH = 1
     GELU = 2
     CLAMPED_SWIGLU = 3
+    SIGMOID = 4
 
 class Routing(Enum):
     SOFTMAX_THEN_TOP = 0
     SOFTMAX_THEN_TOP_SUMMED_1 = 1
     TOP_THEN_SOFTMAX = 2
+    SIGMOID = 3
+    SIGMOID_SUMMED_1 = 4
 
 class Matrix:
     rows: int
@@ -69,6 +72,48 @@ class Expert:
     up: Matrix
     down: Matrix
 
+class Convolution:
+    weights: list[float]
+    bias: list[float]
+    taps: int
+
+class DeltaNet:
+    qkv: Matrix
+    z: Matrix
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    convolution: Convolution
+    decay: list[float]
+    dt_bias: list[float]
+    norm: list[float]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool
+
+class ShortConvolution:
+    b: Matrix
+    c: Matrix
+    x: Matrix
+    out: Matrix
+    convolution: Convolution
+
+class LatentAttention:
+    q_a: Matrix
+    q_b: Matrix
+    kv_a: Matrix
+    q_a_norm: list[float]
+    kv_a_norm: list[float]
+    embed: list[Matrix]
+    unembed: list[Matrix]
+    norm_eps: float
+    nope: int
+    turned: int
+    rank: int
+    value_dim: int
+
 class Layer:
     attention_norm: list[float]
     after_attention_norm: list[float]
@@ -78,8 +123,10 @@ class Layer:
     k: Matrix
     v: Matrix
     o: Matrix
+    output_gate: Matrix
     q_norm: list[float]
     k_norm: list[float]
+    norm_after_rope: bool
     sinks: list[float]
     rope: int
     window: int
@@ -87,7 +134,12 @@ class Layer:
     up: Matrix
     down: Matrix
     router: Matrix
+    router_bias: list[float]
+    shared_gate: Matrix
     experts: list[Expert]
+    latent: LatentAttention
+    delta_net: DeltaNet
+    short_convolution: ShortConvolution
 
 class Spec:
     hidden: int
@@ -104,12 +156,18 @@ class Spec:
     logits_soft_cap: float
     experts_per_token: int
     routing: Routing
+    expert_scale: float
+    expert_groups: int
+    groups_per_token: int
+    judged_per_group: int
     precise: bool
     float32_cache: bool
     cache_limit_bytes: int
 
 class Slice:
-    def __init__(self, sequence: str, start: int, length: int, logits: int) -> None: ...
+    def __init__(
+        self, sequence: str, start: int, length: int, logits: int, keeps: bool = False
+    ) -> None: ...
 
 class Model:
     layers: list[Layer]
@@ -120,6 +178,9 @@ class Model:
     sequences: int
     cache_bytes: int
     page_bytes: int
+    state_bytes: int
+    states: int
+    cache_pages: int
     cache_limit_bytes: int
     def __init__(self, spec: Spec) -> None: ...
     def forward(

@@ -111,7 +111,7 @@ class CPUEngine(InferenceEngine):
         if shard in self._on_mlx:
             return self._mlx.compute(shard, batch, hidden_states)
         slices = [
-            native.Slice(part.sequence_id, part.start, part.length, part.logits)
+            native.Slice(part.sequence_id, part.start, part.length, part.logits, part.keeps)
             for part in batch.slices
         ]
         rows = None
@@ -160,7 +160,9 @@ class CPUEngine(InferenceEngine):
             return self._mlx.cache_room(shard)
         model = self._models[shard]
         pages = model.cache_limit_bytes // model.page_bytes
-        return CacheRoom(pages, model.cache_bytes // model.page_bytes, is_paged=True)
+        state_pages = -(-model.state_bytes // model.page_bytes)
+        used = model.cache_pages + model.states * state_pages
+        return CacheRoom(pages, used, is_paged=True, state_pages=state_pages)
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         for model in self._models.values():

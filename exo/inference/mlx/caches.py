@@ -94,6 +94,32 @@ def truncate(caches: Any, tokens: int) -> bool:
     return True
 
 
+def moment(caches: Any) -> list[Any]:
+    """What cannot be cut back, as it is now; None for each cache that can."""
+    return [None if _can_always_trim(leaf) else copied(leaf) for leaf in leaves(caches)]
+
+
+def return_to(caches: Any, kept: list[Any], tokens: int) -> None:
+    """To a moment that was kept, `tokens` ago."""
+    for leaf, held in zip(leaves(caches), kept, strict=True):
+        if held is None:
+            leaf.trim(tokens)
+        else:
+            vars(leaf).update(vars(copied(held)))
+
+
+def state_bytes(caches: Any) -> int:
+    """What a moment takes."""
+    kept = [leaf for leaf in leaves(caches) if not _can_always_trim(leaf)]
+    return sum(array.nbytes for array in arrays(kept))
+
+
+def _can_always_trim(cache: Any) -> bool:
+    from mlx_lm.models.cache import KVCache  # slow to import, see MLXEngine
+
+    return type(cache) is KVCache
+
+
 def arrays(caches: Any) -> list[mx.array]:
     """Everything the caches hold, so that it can be evaluated and no graph grows from step to
     step."""

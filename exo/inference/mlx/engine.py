@@ -63,6 +63,9 @@ class _Loaded:
     shards: set[Shard] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
     cache_pages: dict[Shard, int] = field(default_factory=dict)
+    page_bytes: dict[Shard, int] = field(default_factory=dict)
+    state_bytes: dict[Shard, int] = field(default_factory=dict)
+    """Of what cannot be cut back of a sequence, as far as it has been seen."""
     """So many pages of the KV cache memory has room for."""
     together: dict[Shard, Together] = field(default_factory=dict)
     """Sequences that decode in one forward pass. Shards that are not here take one at a time."""
@@ -70,10 +73,12 @@ class _Loaded:
 
 @dataclass
 class _SequenceCache:
-    """`caches` are None while they are beside others' in the shard's `together`."""
+    """`caches` are None while they are beside others' in the shard's `together`. `kept`: what
+    cannot be cut back, after so many tokens."""
 
     caches: list[Any] | None
     length: int = 0
+    kept: dict[int, list[Any]] = field(default_factory=dict)
 
 
 class MLXEngine(InferenceEngine):
@@ -133,6 +138,7 @@ class MLXEngine(InferenceEngine):
         try:
             self._read_layers(loaded.model, missing, on_progress)
             page_bytes = self._read_the_rest(shard, loaded.model)
+            loaded.page_bytes[shard] = page_bytes
             on_host = self._on_cpu or mx.metal.is_available()
             loaded.cache_pages[shard] = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
             if works(loaded.model, shard.start_layer, shard.end_layer):
@@ -238,6 +244,8 @@ class MLXEngine(InferenceEngine):
                 by_row[rows.start] = output
         outputs = [by_row[row] for row in sorted(by_row)]
         mx.eval(outputs, states, [final for _, final in self._final])
+        for part in batch.slices:
+            self._remember(shard, part)
         if shard.is_last:
             if not outputs:
                 return np.zeros((0, 0), np.float32)
@@ -340,11 +348,24 @@ class MLXEngine(InferenceEngine):
                 shard, sequence_id = key
                 self._loaded[shard.model_id].together[shard].drop(sequence_id)
 
+    def _remember(self, shard: Shard, part: Slice) -> None:
+        """Of a chunk of a prompt: how much of it cannot be cut back, and that where it is asked."""
+        held = self._sequences[shard, part.sequence_id]
+        if held.caches is None or not (part.keeps or part.length > 1):
+            return
+        sizes = self._loaded[shard.model_id].state_bytes
+        sizes[shard] = max(sizes.get(shard, 0), kv.state_bytes(held.caches))
+        if part.keeps:
+            held.kept[part.end] = kv.moment(held.caches)
+
     def _cut_back(self, shard: Shard, part: Slice, held: _SequenceCache) -> None:
         if held.length == part.start:
             return
         own = self._own_caches((shard, part.sequence_id))
-        if not kv.truncate(own, held.length - part.start):
+        held.kept = {length: kept for length, kept in held.kept.items() if length <= part.start}
+        if (kept := held.kept.get(part.start)) is not None:
+            kv.return_to(own, kept, held.length - part.start)
+        elif not kv.truncate(own, held.length - part.start):
             raise CacheMiss(
                 f"sequence {part.sequence_id}: a cache of "
                 f"{self._loaded[shard.model_id].model.model_type} holds "
@@ -363,18 +384,21 @@ class MLXEngine(InferenceEngine):
             del self._sequences[source]
             taken = held
         else:
-            taken = _SequenceCache(kv.copied(own), held.length)
+            moment = {part.start: held.kept[part.start]} if part.start in held.kept else {}
+            taken = _SequenceCache(kv.copied(own), held.length, moment)
         self._sequences[shard, part.sequence_id] = taken
         self._cut_back(shard, part, taken)
+        taken.kept = {}  # what is kept of it is asked for anew
 
     def cache_room(self, shard: Shard) -> CacheRoom:
         loaded = self._loaded[shard.model_id]
+        state_pages = -(-loaded.state_bytes.get(shard, 0) // loaded.page_bytes[shard])
         held = sum(
-            -(-cache.length // PAGE_TOKENS)
+            -(-cache.length // PAGE_TOKENS) + (1 + len(cache.kept)) * state_pages
             for key, cache in self._sequences.items()
             if key[0] == shard
         )
-        return CacheRoom(loaded.cache_pages[shard], held, is_paged=False)
+        return CacheRoom(loaded.cache_pages[shard], held, is_paged=False, state_pages=state_pages)
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         gone = set(sequence_ids)

@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from exo.errors import ModelUnsupported
 from exo.models.checkpoint import Checkpoint, Tensor
+from exo.models.description import read_config
 
 GROUP = 32
 
@@ -173,12 +174,42 @@ def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(some.reshape(*values.shape[:-1], -1)).view(np.uint32)
 
 
+class _ValueHeads:
+    """Of a delta net's value heads llama.cpp's converter puts the first of each key head before the
+    second ones (`_LinearAttentionVReorderBase` in its conversion/qwen.py): here they stand one key
+    head after the other again, as in mlx-lm."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._width = int(config["linear_value_head_dim"])
+        heads = np.arange(config["linear_num_value_heads"])
+        self._order = heads.reshape(-1, config["linear_num_key_heads"]).T.reshape(-1)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Its last rows are the value heads'."""
+        name, heads = tensor.name, len(self._order)
+        if name.endswith(".norm.weight"):
+            return tensor
+        single = name.endswith(("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight"))
+        width = 1 if single else self._width
+        first = tensor.shape[0] - heads * width
+        values = first + (self._order[:, None] * width + np.arange(width)).reshape(-1)
+        return tensor.take(np.concatenate([np.arange(first), values]))
+
+    def columns(self, part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Numbers, packed words or scales [rows, value heads * as many for each]."""
+        split = part.reshape(len(part), len(self._order), -1)
+        return np.ascontiguousarray(split[:, self._order].reshape(len(part), -1))
+
+
 class GGUFWeights:
     """A folder's GGUF weights for a model of mlx-lm, read module by module when they are wanted."""
 
     def __init__(self, path: Path, dtype: mx.Dtype | None) -> None:
         """`dtype`: of everything that is not packed; None: what a GPU computes the model in."""
         self._checkpoint = Checkpoint(path)
+        config = read_config(path)
+        is_tiled = bool(config.get("linear_value_heads_tiled"))
+        self._value_heads = _ValueHeads(config) if is_tiled else None
         gemma = any(".post_feedforward_layernorm." in name for name in self._checkpoint.names())
         # Gemma's hidden states are larger than what float16 holds.
         self._dtype = dtype or (mx.bfloat16 if gemma else mx.float16)
@@ -225,9 +256,17 @@ class GGUFWeights:
         """The parameter, and where it is one part of a quantized weight the other parts."""
         stored = name if name in self._checkpoint else f"{module}.weight"
         tensor = self._checkpoint.tensor(stored)
+        heads = self._value_heads if ".linear_attn." in stored else None
+        is_out = stored.endswith(".out_proj.weight")
+        if heads and not is_out:
+            tensor = heads.rows(tensor)
         if not _bits(tensor.dtype):
-            return {stored: mx.array(tensor.floats()).astype(self._dtype)}
+            numbers = tensor.floats()
+            numbers = heads.columns(numbers) if heads and is_out else numbers
+            return {stored: mx.array(numbers).astype(self._dtype)}
         weight, scales, offsets = affine(tensor)
+        if heads and is_out:
+            weight, scales, offsets = map(heads.columns, (weight, scales, offsets))
         parts: dict[str, Any] = {
             f"{module}.weight": mx.array(weight),
             f"{module}.scales": mx.array(scales).astype(self._dtype),

@@ -31,6 +31,10 @@ _IN_CONFIG = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 """Tensors whose numbers stand in config.json elsewhere."""
 
 
+_NO_MODULES = (".sinks", ".A_log", ".dt_bias", "expert_bias", "correction_bias")
+"""What mlx-lm keeps as arrays of their own, with neither weight nor bias in their names."""
+
+
 def _experts(router: str, stacked: str) -> dict[str, str]:
     named = {f"ffn_{place}_exps": f"{stacked}.{place}_proj" for place in ("gate", "up", "down")}
     return {"ffn_gate_inp": router, **named}
@@ -40,11 +44,12 @@ def _experts(router: str, stacked: str) -> dict[str, str]:
 class GGUFFamily:
     """`interleaved_rope`: llama.cpp permutes the rows of q and k for RoPE over neighbouring pairs.
     `norms_add_one`: norms hold 1 + weight, where mlx-lm's class
-    adds the 1. `tensors`: names in a layer that differ from a llama's."""
+    adds the 1. `prefix`: before all names. `tensors`: those that differ from a llama's."""
 
     model_type: str
     interleaved_rope: bool = False
     norms_add_one: bool = False
+    prefix: str = ""
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -63,6 +68,62 @@ _GPT_OSS = {
     **_experts("mlp.router", "mlp.experts"),
 }
 
+_DELTA_NETS = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    **_experts("mlp.gate", "mlp.switch_mlp"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_LATENTS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": "self_attn.embed_q",
+    "attn_v_b": "self_attn.unembed_out",
+    **_experts("mlp.gate", "mlp.switch_mlp"),
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_LFM2 = {
+    "token_embd_norm": "model.embedding_norm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+}
+_LFM2_MLP = {
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+_LFM2_MOE = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    **_experts("feed_forward.gate", "feed_forward.switch_mlp"),
+    "exp_probs_b": "feed_forward.expert_bias",
+}
+
 FAMILIES: Mapping[str, GGUFFamily] = {
     "llama": GGUFFamily("llama", interleaved_rope=True),
     "smollm3": GGUFFamily("smollm3", interleaved_rope=True),
@@ -76,6 +137,11 @@ FAMILIES: Mapping[str, GGUFFamily] = {
     "olmo2": GGUFFamily("olmo2", tensors=_OLMO2),
     "qwen3moe": GGUFFamily("qwen3_moe", tensors=_experts("mlp.gate", "mlp.switch_mlp")),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS),
+    "qwen35": GGUFFamily("qwen3_5", prefix="language_model.", tensors=_DELTA_NETS),
+    "qwen35moe": GGUFFamily("qwen3_5_moe", prefix="language_model.", tensors=_DELTA_NETS),
+    "deepseek2": GGUFFamily("glm4_moe_lite", tensors=_LATENTS),
+    "lfm2": GGUFFamily("lfm2", tensors=_LFM2 | _LFM2_MLP),
+    "lfm2moe": GGUFFamily("lfm2_moe", tensors=_LFM2 | _LFM2_MOE),
 }
 """By `general.architecture`."""
 
@@ -116,15 +182,16 @@ def renamed(name: str, family: GGUFFamily) -> str | None:
     Raises:
         ModelUnsupported: exo does not know the tensor.
     """
-    if name.startswith(_IN_CONFIG):
+    if name.startswith(_IN_CONFIG) or ".nextn." in name:
         return None
-    if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)(?:\.(weight|bias))?", name):
+    if layer := re.fullmatch(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?", name):
         module = family.tensors.get(layer[2], _LAYER_TENSORS.get(layer[2]))
         if module is not None:
-            whole = f"model.layers.{layer[1]}.{module}"
-            return whole if module.endswith(".sinks") else f"{whole}.{layer[3]}"
+            whole = f"{family.prefix}model.layers.{layer[1]}.{module}"
+            return whole if module.endswith(_NO_MODULES) else f"{whole}.{layer[3]}"
     else:
         module_name, _, kind = name.partition(".")
-        if module_name in _OUTER_TENSORS:
-            return f"{_OUTER_TENSORS[module_name]}.{kind}"
+        outer = family.tensors.get(module_name, _OUTER_TENSORS.get(module_name))
+        if outer is not None:
+            return f"{family.prefix}{outer}.{kind}"
     raise ModelUnsupported(f"the GGUF file has a tensor {name!r} that exo does not know")

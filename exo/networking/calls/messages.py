@@ -21,7 +21,7 @@ from exo.topology.placement import NodePace
 
 Wanted = TypeVar("Wanted")
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Raised whenever nodes of two versions could misunderstand each other."""
 
 

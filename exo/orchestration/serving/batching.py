@@ -20,6 +20,11 @@ from exo.shard import RingPlan
 logger = logging.getLogger(__name__)
 
 
+MOMENT_BEFORE_END = 16
+"""Tokens at a prompt's end that its next turn may not have: what begins an answer differs from what
+one looks like in the conversation, in templates of models that think."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """A sequence's tokens in a step."""
 
@@ -99,7 +104,8 @@ class Batcher:
         self._memory.step_is_sent()
         for sequence, part in ((each.sequence, each.slice) for each in parts):
             if sequence.may_reuse:
-                self._memory.computed(sequence.id, sequence.tokens, sequence.scheduled)
+                count, keeps = sequence.scheduled, part.keeps
+                self._memory.computed(sequence.id, sequence.tokens, count, keeps=keeps)
             if part.takes_over:
                 self.reused += part.start
                 if part.moves:
@@ -137,7 +143,9 @@ class Batcher:
     def _drafts(self, sequence: Sequence, decoding: int) -> list[int]:
         """Guesses that are worth a row each. Only where a token that is computed among others is
         what it would be alone, and never where a grammar decides."""
-        if not (self._speculates and self._memory.ledger.is_paged and sequence.may_draft):
+        memory = self._memory
+        can_take_back = memory.ledger.is_paged and not memory.keeps_moments
+        if not (self._speculates and can_take_back and sequence.may_draft):
             return []
         worth = self._pace.draft_worth(math.ceil(decoding / self._depth))
         return sequence.lookup.draft(worth, sequence.max_tokens_left - 1)
@@ -151,23 +159,53 @@ class Batcher:
             shares = _cut_shares(ready, self._pace.usual_chunk)
         else:
             shares = _shares(ready, self._pace.chunk(decoding))
-        parts = (self._prompt_part(sequence, tokens) for sequence, tokens in shares)
+        parts = (self._prompt_part(sequence, tokens, prompts) for sequence, tokens in shares)
         return [part for part in parts if part is not None]
 
-    def _prompt_part(self, sequence: Sequence, tokens: int) -> Part | None:
+    def _prompt_part(self, sequence: Sequence, tokens: int, prompts: list[Sequence]) -> Part | None:
+        memory = self._memory
+        if sequence.moments is None and memory.keeps_moments:
+            sequence.moments = self._moments(sequence, prompts)
         if not sequence.has_begun and sequence.may_reuse:
-            source, start = self._memory.source_of(sequence.id, sequence.tokens)
-            length = min(tokens, len(sequence.tokens) - start)
-            moves = self._memory.is_superseded(source, start)
+            source, start = memory.source_of(sequence.id, sequence.tokens)
+            length, keeps = _to_moment(sequence, start, tokens)
+            moves = memory.is_superseded(source, start)
             # Where there is no room beside it, the source gives its own.
-            if source and self._memory.reserve(sequence.id, start, length, source):
+            if source and self._reserve(sequence, start, length, source, keeps=keeps):
                 sequence.scheduled = start
                 sequence.cached = sequence.cached or min(start, len(sequence.request.prompt))
                 return self._made(sequence, sequence.next_slice(length, source, moves=moves))
-        length = min(tokens, sequence.left)
-        if not self._memory.reserve(sequence.id, sequence.scheduled, length):
+        length, keeps = _to_moment(sequence, sequence.scheduled, tokens)
+        if not self._reserve(sequence, sequence.scheduled, length, keeps=keeps):
             return None
         return self._made(sequence, sequence.next_slice(length))
+
+    def _reserve(
+        self, sequence: Sequence, start: int, length: int, source: str = "", *, keeps: bool
+    ) -> bool:
+        """What others might come back to is given up before what is needed now."""
+        if self._memory.reserve(sequence.id, start, length, source, keeps=keeps):
+            return True
+        if not keeps:
+            return False
+        sequence.moments = ()
+        return self._memory.reserve(sequence.id, start, length, source)
+
+    def _moments(self, sequence: Sequence, prompts: list[Sequence]) -> tuple[int, ...]:
+        """Where a cache cannot be cut back: after how much of a prompt its state is kept. Near the
+        end, where the chat's next turn, or another answer, leaves what was computed; and where it
+        leaves what others began with, as those will who have the same instructions."""
+        if not sequence.may_reuse:
+            return ()
+        # Never beside the borders that prompts are cut at, where what is computed depends on them.
+        unit = PAGE_TOKENS
+        if not self._memory.ledger.is_paged:
+            unit = max(unit, self._pace.usual_chunk)
+        shared = self._memory.shared_pages(sequence.id, sequence.tokens) * PAGE_TOKENS
+        waiting = (sequence.shares_with(other) for other in prompts if other is not sequence)
+        shared = max([shared, *waiting]) // unit
+        end = max(0, len(sequence.tokens) - MOMENT_BEFORE_END) // unit
+        return tuple(units * unit for units in sorted({shared, end}) if 0 < units <= end)
 
     def _waits_for_another(self, sequence: Sequence, prompts: list[Sequence]) -> bool:
         """Whether an older one is about to compute what this one begins with."""
@@ -195,12 +233,17 @@ class Batcher:
             return False
         if self._memory.ledger.trust_again():
             return True
+        if self._memory.ledger.moments_of(youngest.id):  # their room is its own
+            self._memory.drop(youngest.id)
+            youngest.begin_again()
+            youngest.moments = ()
+            return True
         self._end_full(youngest)
         return False
 
     def _end_full(self, sequence: Sequence) -> None:
         """Not even alone does it find room to go on."""
-        if sequence.is_decoding:
+        if sequence.is_decoding or len(sequence.tokens) > len(sequence.request.prompt):
             sequence.done = True
             self._on_end(sequence, GenerationEvent(finish_reason="length"))
         else:
@@ -221,6 +264,14 @@ class Batcher:
             self.preempted += 1
             sequence.begin_again()
             self._line.put_back(sequence)
+
+
+def _to_moment(sequence: Sequence, start: int, tokens: int) -> tuple[int, bool]:
+    """How many tokens from `start` on go into a step, at most `tokens`, none beyond a moment that
+    is to be kept; and whether it comes to one."""
+    moments = sequence.moments or ()
+    end = min([start + tokens, len(sequence.tokens), *(m for m in moments if m > start)])
+    return end - start, end in moments
 
 
 def _shares(prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

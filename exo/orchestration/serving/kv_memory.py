@@ -45,13 +45,13 @@ class KVMemory:
 
     def can_ever_hold(self, tokens: int) -> bool:
         told = self.ledger.told
-        return told is None or pages_for(tokens) <= told
+        return told is None or pages_for(tokens) + self.ledger.state_pages <= told
 
     def fits(self, sequence_id: str, tokens: Sequence[int], running: Sequence[str]) -> bool:
         """Whether these tokens, and a page more for everyone who runs, would find room beside those
         who run: what is kept counts as free."""
         ledger = self.ledger
-        wanted = pages_for(len(tokens) + 1) + len(running)
+        wanted = pages_for(len(tokens) + 1) + len(running) + ledger.state_pages
         if ledger.capacity is None:
             return False  # the members are being asked
         if ledger.has(wanted):
@@ -63,24 +63,36 @@ class KVMemory:
 
     def source_of(self, sequence_id: str, tokens: Sequence[int]) -> tuple[str, int]:
         """Whose beginning a new sequence is to take over, and how many tokens of it; ("", 0)."""
-        return self._prefixes.longest(tokens, not_of=sequence_id, whole_only=self._whole_only)
+        whole_only = self._whole_only or self.keeps_moments
+        return self._prefixes.longest(tokens, not_of=sequence_id, whole_only=whole_only)
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether a sequence can go on from moments alone that members were asked to keep."""
+        return self.ledger.state_pages > 0
+
+    def shared_pages(self, sequence_id: str, tokens: Sequence[int]) -> int:
+        """Whole pages that `tokens` begin with, and some other sequence too."""
+        return self._prefixes.longest(tokens, not_of=sequence_id)[1] // PAGE_TOKENS
 
     def holds(self, sequence_id: str) -> int:
         """Tokens of it that others may take over."""
         return self._prefixes.holds(sequence_id)
 
-    def reserve(self, sequence_id: str, start: int, length: int, source: str = "") -> bool:
-        """Make room for tokens [start, start + length), at the cost of what is kept; False, and
-        nothing changed but that, if there is none."""
+    def reserve(
+        self, sequence_id: str, start: int, length: int, source: str = "", *, keeps: bool = False
+    ) -> bool:
+        """Make room for tokens [start, start + length), and with `keeps` for the state after them,
+        at the cost of what is kept; False, and nothing changed but that, if there is none."""
         moves = self.is_superseded(source, start)
         while not self.ledger.has(
-            self.ledger.needs(sequence_id, start, length, source, moves=moves)
+            self.ledger.needs(sequence_id, start, length, source, moves=moves, keeps=keeps)
         ):
             victim = next((k for k in self._kept if k != source and k not in self._sources), None)
             if victim is None:
                 return False
             self.drop(victim)
-        self.ledger.extend(sequence_id, start, length, source, moves=moves)
+        self.ledger.extend(sequence_id, start, length, source, moves=moves, keeps=keeps)
         if source:
             self._sources.add(source)
             if moves:
@@ -93,9 +105,12 @@ class KVMemory:
         """The sources in it are taken over."""
         self._sources.clear()
 
-    def computed(self, sequence_id: str, tokens: Sequence[int], count: int) -> None:
-        """By the time of any later step the first `count` tokens are in the cache."""
-        self._prefixes.grow(sequence_id, tokens, count)
+    def computed(
+        self, sequence_id: str, tokens: Sequence[int], count: int, *, keeps: bool = False
+    ) -> None:
+        """By the time of any later step the first `count` tokens are in the cache, and with `keeps`
+        the state after them."""
+        self._prefixes.grow(sequence_id, tokens, count, keeps=keeps)
 
     def keep(self, sequence_id: str) -> None:
         """Its sequence has ended; somebody may come back to it."""
@@ -108,7 +123,11 @@ class KVMemory:
             self.drop(next(iter(self._kept)))
 
     def is_superseded(self, source: str, taken: int) -> bool:
-        """Whether there is no more use for a sequence of which another one takes over so much."""
+        """Whether there is no more use for a sequence of which another one takes over so much.
+        There is where nothing can be cut back: the question may be asked in other words. But where
+        pages are not shared, a long chat would be there twice."""
+        if self.keeps_moments and self.ledger.is_paged:
+            return False
         return source in self._kept and source not in self._sources and taken == self.holds(source)
 
     def supersede(self, source: str) -> None:

@@ -26,7 +26,8 @@ class Sequence:
     """`tokens` is the prompt and what was generated; the first `scheduled` of them have been sent
     through the ring, `in_flight` steps of them have not come back. `attempt` counts the times it
     began; the lower its `rank`, the earlier it came. `cached`: tokens of the prompt that others had
-    computed.
+    computed. `moments`: after how many of its tokens members keep their state; None before that is
+    decided.
     """
 
     def __init__(self, request: GenerationRequest, rank: int = 0) -> None:
@@ -37,6 +38,7 @@ class Sequence:
         self.in_flight = 0
         self.attempt = 0
         self.cached = 0
+        self.moments: tuple[int, ...] | None = None
         self.cache_misses = 0
         self.done = False
         self.failed = False
@@ -97,6 +99,7 @@ class Sequence:
     ) -> Slice:
         """The next `length` of its tokens, and `drafts` guesses after them."""
         start, end = self.scheduled, self.scheduled + length
+        keeps = not drafts and end in (self.moments or ())
         asks = end == len(self.tokens) or self.request.sampling.pooling
         return Slice(
             self.id,
@@ -107,6 +110,7 @@ class Sequence:
             takes_over,
             drafts,
             moves,
+            keeps,
         )
 
     def begin_again(self) -> None:

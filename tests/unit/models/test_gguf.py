@@ -48,7 +48,11 @@ def cpu_logits(folder: Path, cuts: list[int]) -> npt.NDArray[np.float32]:
 def test_a_file_computes_what_its_source_does(model_type: str, tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "folder"
     # Files do not say what Gemma's attention divides by: the width of a head, but in the largest.
-    config = zoo.tiny_config(model_type) | {"query_pre_attn_scalar": 16}
+    # Nor how LFM2 weighs experts: their shares are brought to a sum of 1.
+    unsaid: dict[str, Any] = {"query_pre_attn_scalar": 16}
+    if model_type == "lfm2_moe":
+        unsaid = {"norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    config = zoo.tiny_config(model_type) | unsaid
     zoo.write_checkpoint(model_type, source, config)
     write_gguf(source, tmp_path / "m.gguf")
     write_folder([tmp_path / "m.gguf"], folder)

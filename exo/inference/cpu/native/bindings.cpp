@@ -162,11 +162,14 @@ NB_MODULE(_native, m) {
       .value("SILU", Activation::kSilu)
       .value("GELU_TANH", Activation::kGeluTanh)
       .value("GELU", Activation::kGelu)
-      .value("CLAMPED_SWIGLU", Activation::kClampedSwiglu);
+      .value("CLAMPED_SWIGLU", Activation::kClampedSwiglu)
+      .value("SIGMOID", Activation::kSigmoid);
   nb::enum_<Routing>(m, "Routing")
       .value("SOFTMAX_THEN_TOP", Routing::kSoftmaxThenTop)
       .value("SOFTMAX_THEN_TOP_SUMMED_1", Routing::kSoftmaxThenTopSummed1)
-      .value("TOP_THEN_SOFTMAX", Routing::kTopThenSoftmax);
+      .value("TOP_THEN_SOFTMAX", Routing::kTopThenSoftmax)
+      .value("SIGMOID", Routing::kSigmoid)
+      .value("SIGMOID_SUMMED_1", Routing::kSigmoidSummed1);
 
   nb::class_<Matrix>(m, "Matrix")
       .def_ro("rows", &Matrix::rows)
@@ -200,6 +203,48 @@ NB_MODULE(_native, m) {
       .def_rw("gate", &Expert::gate)
       .def_rw("up", &Expert::up)
       .def_rw("down", &Expert::down);
+  nb::class_<Convolution>(m, "Convolution")
+      .def(nb::init<>())
+      .def_rw("weights", &Convolution::weights)
+      .def_rw("bias", &Convolution::bias)
+      .def_rw("taps", &Convolution::taps);
+  nb::class_<DeltaNet>(m, "DeltaNet")
+      .def(nb::init<>())
+      .def_rw("qkv", &DeltaNet::qkv)
+      .def_rw("z", &DeltaNet::z)
+      .def_rw("a", &DeltaNet::a)
+      .def_rw("b", &DeltaNet::b)
+      .def_rw("out", &DeltaNet::out)
+      .def_rw("convolution", &DeltaNet::convolution)
+      .def_rw("decay", &DeltaNet::decay)
+      .def_rw("dt_bias", &DeltaNet::dt_bias)
+      .def_rw("norm", &DeltaNet::norm)
+      .def_rw("key_heads", &DeltaNet::key_heads)
+      .def_rw("value_heads", &DeltaNet::value_heads)
+      .def_rw("key_dim", &DeltaNet::key_dim)
+      .def_rw("value_dim", &DeltaNet::value_dim)
+      .def_rw("tiled", &DeltaNet::tiled);
+  nb::class_<ShortConvolution>(m, "ShortConvolution")
+      .def(nb::init<>())
+      .def_rw("b", &ShortConvolution::b)
+      .def_rw("c", &ShortConvolution::c)
+      .def_rw("x", &ShortConvolution::x)
+      .def_rw("out", &ShortConvolution::out)
+      .def_rw("convolution", &ShortConvolution::convolution);
+  nb::class_<LatentAttention>(m, "LatentAttention")
+      .def(nb::init<>())
+      .def_rw("q_a", &LatentAttention::q_a)
+      .def_rw("q_b", &LatentAttention::q_b)
+      .def_rw("kv_a", &LatentAttention::kv_a)
+      .def_rw("q_a_norm", &LatentAttention::q_a_norm)
+      .def_rw("kv_a_norm", &LatentAttention::kv_a_norm)
+      .def_rw("embed", &LatentAttention::embed)
+      .def_rw("unembed", &LatentAttention::unembed)
+      .def_rw("norm_eps", &LatentAttention::norm_eps)
+      .def_rw("nope", &LatentAttention::nope)
+      .def_rw("turned", &LatentAttention::turned)
+      .def_rw("rank", &LatentAttention::rank)
+      .def_rw("value_dim", &LatentAttention::value_dim);
   nb::class_<Layer>(m, "Layer")
       .def(nb::init<>())
       .def_rw("attention_norm", &Layer::attention_norm)
@@ -210,8 +255,10 @@ NB_MODULE(_native, m) {
       .def_rw("k", &Layer::k)
       .def_rw("v", &Layer::v)
       .def_rw("o", &Layer::o)
+      .def_rw("output_gate", &Layer::output_gate)
       .def_rw("q_norm", &Layer::q_norm)
       .def_rw("k_norm", &Layer::k_norm)
+      .def_rw("norm_after_rope", &Layer::norm_after_rope)
       .def_rw("sinks", &Layer::sinks)
       .def_rw("rope", &Layer::rope)
       .def_rw("window", &Layer::window)
@@ -219,7 +266,12 @@ NB_MODULE(_native, m) {
       .def_rw("up", &Layer::up)
       .def_rw("down", &Layer::down)
       .def_rw("router", &Layer::router)
-      .def_rw("experts", &Layer::experts);
+      .def_rw("router_bias", &Layer::router_bias)
+      .def_rw("shared_gate", &Layer::shared_gate)
+      .def_rw("experts", &Layer::experts)
+      .def_rw("latent", &Layer::latent)
+      .def_rw("delta_net", &Layer::delta_net)
+      .def_rw("short_convolution", &Layer::short_convolution);
   nb::class_<Spec>(m, "Spec")
       .def(nb::init<>())
       .def_rw("hidden", &Spec::hidden)
@@ -236,12 +288,16 @@ NB_MODULE(_native, m) {
       .def_rw("logits_soft_cap", &Spec::logits_soft_cap)
       .def_rw("experts_per_token", &Spec::experts_per_token)
       .def_rw("routing", &Spec::routing)
+      .def_rw("expert_scale", &Spec::expert_scale)
+      .def_rw("expert_groups", &Spec::expert_groups)
+      .def_rw("groups_per_token", &Spec::groups_per_token)
+      .def_rw("judged_per_group", &Spec::judged_per_group)
       .def_rw("precise", &Spec::precise)
       .def_rw("float32_cache", &Spec::float32_cache)
       .def_rw("cache_limit_bytes", &Spec::cache_limit_bytes);
   nb::class_<Slice>(m, "Slice")
-      .def(nb::init<std::string, int64_t, int64_t, int64_t>(), nb::arg("sequence"),
-           nb::arg("start"), nb::arg("length"), nb::arg("logits"));
+      .def(nb::init<std::string, int64_t, int64_t, int64_t, bool>(), nb::arg("sequence"),
+           nb::arg("start"), nb::arg("length"), nb::arg("logits"), nb::arg("keeps") = false);
   nb::class_<Model>(m, "Model")
       .def(nb::init<const Spec&>(), nb::arg("spec"))
       .def_rw("layers", &Model::layers)
@@ -256,9 +312,12 @@ NB_MODULE(_native, m) {
       .def("take_over", &Model::take_over, nb::arg("sequence"), nb::arg("source"),
            nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("page_bytes", &Model::page_bytes)
+      .def_prop_ro("state_bytes", &Model::state_bytes)
       .def_prop_ro("cache_limit_bytes",
                    [](const Model& model) { return model.spec().cache_limit_bytes; })
       .def_prop_ro("sequences", &Model::sequences)
+      .def_prop_ro("states", &Model::states)
+      .def_prop_ro("cache_pages", &Model::cache_pages)
       .def_prop_ro("cache_bytes", &Model::cache_bytes);
 
   m.attr("PAGE_TOKENS") = kPageTokens;

@@ -69,7 +69,7 @@ MatrixPtr random_ggml(const GgmlFormat& format, int64_t rows, int64_t cols) {
 }
 
 void check_linear(const MatrixPtr& w, const std::string& what) {
-  const int64_t rows = w->rows, cols = w->cols, many = 19;
+  const int64_t rows = w->rows, cols = w->cols, many = 67;  // more than are packed
   const auto x = random_floats(static_cast<size_t>(many * cols));
   const auto bytes = apply(*w, x, many, false), floats = apply(*w, x, many, true);
   std::vector<float> row(static_cast<size_t>(cols));
@@ -159,6 +159,134 @@ void check_model() {
   expect(model.cache_bytes() == 0, "pages are given back");
 }
 
+// The kernels of recurrent layers against plain loops.
+void check_recurrent_kernels() {
+  const KernelTable& k = kernels();
+  const int channels = 37, taps = 4;
+  const auto x = random_floats(channels * taps), weights = random_floats(channels * taps);
+  const auto bias = random_floats(channels);
+  for (const bool silu : {false, true}) {
+    std::vector<float> out(channels);
+    k.convolve(x.data(), channels, weights.data(), bias.data(), channels, taps, silu, out.data());
+    for (int c = 0; c < channels; c++) {
+      double sum = bias[c];
+      for (int t = 0; t < taps; t++) sum += double{weights[t * channels + c]} * x[t * channels + c];
+      if (silu) sum /= 1 + std::exp(-sum);
+      expect(std::fabs(out[c] - sum) < 1e-4, "convolution");
+    }
+  }
+  const int keys = 48, rows = 7, tokens = 5;
+  for (const bool delta : {false, true}) {
+    auto state = random_floats(rows * keys);
+    std::vector<double> plain(state.begin(), state.end());
+    const auto key = random_floats(tokens * keys, 0.2f), query = random_floats(tokens * keys);
+    const auto value = random_floats(tokens * rows);
+    std::vector<float> out(tokens * rows);
+    std::vector<StateStep> steps;
+    for (int t = 0; t < tokens; t++) {
+      steps.push_back({key.data() + t * keys, query.data() + t * keys, value.data() + t * rows,
+                       0.9f, 0.5f, out.data() + t * rows});
+    }
+    k.recur(state.data(), steps.data(), tokens, keys, rows, delta);
+    for (int t = 0; t < tokens; t++) {
+      for (int r = 0; r < rows; r++) {
+        double recalled = 0, sum = 0;
+        for (int i = 0; i < keys; i++) recalled += 0.9 * plain[r * keys + i] * key[t * keys + i];
+        const double change = 0.5 * (value[t * rows + r] - (delta ? recalled : 0));
+        for (int i = 0; i < keys; i++) {
+          double& place = plain[r * keys + i];
+          place = 0.9 * place + change * key[t * keys + i];
+          sum += place * query[t * keys + i];
+        }
+        expect(std::fabs(out[t * rows + r] - sum) < 1e-3, "a recurrent state");
+      }
+    }
+  }
+}
+
+// Layers that remember a state, attention over latents, an expert for every token.
+Model recurrent_model() {
+  Spec spec;
+  spec.hidden = 64, spec.heads = 3, spec.kv_heads = 1, spec.head_dim = 48;
+  spec.attention_scale = 0.2f, spec.cache_limit_bytes = 1 << 26;
+  spec.experts_per_token = 2, spec.routing = Routing::kSigmoidSummed1;
+  spec.expert_groups = 3, spec.groups_per_token = 2, spec.judged_per_group = 2;
+  Model model(spec);
+  model.ropes = {{{1.f, 0.3f, 0.1f, 0.03f}, 1.f, true}};
+  const auto convolution = [](int channels) {
+    return Convolution{random_floats(static_cast<size_t>(3 * channels)), {}, 3};
+  };
+  model.layers.resize(3);
+  for (Layer& layer : model.layers) {
+    layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
+    layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 4, 32);
+    layer.down = random_affine(64, 96, 5, 32);
+  }
+  DeltaNet net{random_affine(64 + 128, 64, 4, 32),
+               random_affine(128, 64, 4, 32),
+               random_dense(4, 64),
+               random_dense(4, 64),
+               random_affine(64, 128, 4, 64),
+               convolution(64 + 128),
+               {1.f, 2.f, 0.5f, 0.1f},
+               random_floats(4),
+               std::vector<float>(32, 1.f),
+               2,
+               4,
+               16,
+               32,
+               false};
+  model.layers[0].delta_net = std::make_shared<DeltaNet>(std::move(net));
+  ShortConvolution conv{random_affine(64, 64, 4, 32), random_affine(64, 64, 4, 32),
+                        random_affine(64, 64, 4, 32), random_affine(64, 64, 8, 32),
+                        convolution(64)};
+  model.layers[1].short_convolution = std::make_shared<ShortConvolution>(std::move(conv));
+  LatentAttention latent;
+  latent.nope = 32, latent.turned = 8, latent.rank = 32, latent.value_dim = 20;
+  latent.q_b = random_affine(3 * 40, 64, 4, 32), latent.kv_a = random_affine(40, 64, 8, 32);
+  latent.kv_a_norm = std::vector<float>(32, 1.f);
+  for (int h = 0; h < 3; h++) {
+    latent.embed.push_back(random_affine(32, 32, 4, 32));
+    latent.unembed.push_back(random_affine(20, 32, 4, 32));
+  }
+  Layer& last = model.layers[2];
+  last.latent = std::make_shared<LatentAttention>(std::move(latent));
+  last.rope = 0, last.o = random_dense(64, 60), last.router = random_dense(6, 64);
+  last.router_bias = random_floats(6), last.shared_gate = random_dense(1, 64);
+  for (int e = 0; e < 6; e++) {
+    last.experts.push_back(
+        {random_affine(32, 64, 4, 64), random_affine(32, 64, 4, 64), random_affine(64, 32, 4, 32)});
+  }
+  model.embedding = model.head = random_affine(50, 64, 8, 32);
+  model.final_norm = std::vector<float>(64, 1.f);
+  return model;
+}
+
+void check_recurrent_model() {
+  Model model = recurrent_model();
+  const int length = 120;
+  std::vector<int32_t> tokens(length);
+  for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
+  std::vector<float> whole(50), piece(50);
+  model.forward({{"whole", 0, length, true}}, tokens.data(), nullptr, whole.data());
+  for (int at = 0; at < length; at += 40) {
+    const bool ends = at + 40 == length;
+    model.forward({{"pieces", at, 40, ends, at == 0}}, tokens.data() + at, nullptr, piece.data());
+  }
+  expect(std::equal(whole.begin(), whole.end(), piece.begin()), "a recurrent batch invariance");
+  model.take_over("again", "pieces", 40);  // from the moment that was kept
+  model.forward({{"again", 40, 80, true}}, tokens.data() + 40, nullptr, piece.data());
+  expect(std::equal(whole.begin(), whole.end(), piece.begin()), "from a moment that was kept");
+  for (const float logit : whole) expect(std::isfinite(logit), "finite logits");
+  try {
+    model.take_over("never", "pieces", 50);
+    expect(false, "a moment that was not kept is an error");
+  } catch (const CacheMissError&) {
+  }
+  for (const char* name : {"whole", "pieces", "again"}) model.release(name);
+  expect(model.cache_bytes() == 0, "pages and states are given back");
+}
+
 }  // namespace
 
 int main() {
@@ -176,6 +304,8 @@ int main() {
         check_linear(random_ggml(format, 37, 256), format.name);
       }
       check_model();
+      check_recurrent_kernels();
+      check_recurrent_model();
     }
     std::printf("%s: right\n", isa.c_str());
   }

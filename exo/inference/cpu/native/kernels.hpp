@@ -36,7 +36,7 @@ struct QuantizedRows {
 
 inline constexpr float kPeakShare = 0.75f;  // of a group's energy in one value that makes it fine
 
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu, kSigmoid };
 
 inline constexpr int kPageTokens = 64;    // tokens in a page of the KV cache
 inline constexpr int kChunkTokens = 256;  // keys whose softmax is one partial result
@@ -68,6 +68,15 @@ struct Partial {
 // takes a quarter less time. Intel's prefetchnta leaves out the second level and with it what
 // fetches ahead there: decoding takes twice as long (Sapphire Rapids).
 extern const bool kWeightsPassBy;
+
+// One token for some rows of a recurrent state: state = decay * state + change (outer) key, and
+// out = state query.
+struct StateStep {
+  const float *key, *query;  // [keys]
+  const float* value;        // [rows]
+  float decay, rate;
+  float* out;  // [rows]
+};
 
 struct KernelTable {
   const char* name;
@@ -108,6 +117,15 @@ struct KernelTable {
                 int head_dim);
   // out *= 1 / sum
   void (*normalize)(float* out, const Partial& partial, int head_dim);
+
+  // out[c] = sum over taps of weights[tap][c] * x[tap * stride + c] (+ bias[c]), c < channels, a
+  // null bias being none; through SiLU where `silu`.
+  void (*convolve)(const float* x, int64_t stride, const float* weights, const float* bias,
+                   int64_t channels, int taps, bool silu, float* out);
+  // Tokens one after the other through `state`, float32 [rows, keys], keys a multiple of 16.
+  // change = rate * value, or by the delta rule rate * (value - decay * state key).
+  void (*recur)(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows,
+                bool delta);
 };
 
 // The table for this processor: its best, or what EXO_CPU_ISA names. Throws std::runtime_error for

@@ -5,7 +5,7 @@
 
 namespace exo {
 
-void KVCache::extend(const std::string& sequence, int64_t start, int64_t length) {
+void KVCache::extend(const std::string& sequence, int64_t start, int64_t length, int64_t beside) {
   const auto found = tables_.find(sequence);
   const int64_t held = found == tables_.end() ? 0 : found->second.length;
   if (start > held) throw CacheMissError(sequence, start, held);
@@ -15,9 +15,9 @@ void KVCache::extend(const std::string& sequence, int64_t start, int64_t length)
   const size_t has = found == tables_.end() ? 0 : found->second.pages.size();
   size_t freed = 0;  // what lies behind `start` is dropped first
   for (size_t i = kept; i < has; i++) freed += shared_.count(found->second.pages[i]) == 0;
-  const int64_t after = (lent_ + static_cast<int64_t>(needed - kept + (copies ? 1 : 0)) -
-                         static_cast<int64_t>(freed)) *
-                        page_bytes();
+  const int64_t pages =
+      lent_ + static_cast<int64_t>(needed - kept + (copies ? 1 : 0)) - static_cast<int64_t>(freed);
+  const int64_t after = pages * page_bytes() + beside;
   if (after > shape_.limit_bytes) {
     throw CacheFullError("the KV cache may take " + std::to_string(shape_.limit_bytes >> 20) +
                          " MiB on this node and " + std::to_string(start + length) +

@@ -36,8 +36,9 @@ class KVCache {
   explicit KVCache(const CacheShape& shape) : shape_(shape) {}
 
   // Makes room for tokens [start, start + length) of a sequence, dropping what it held from
-  // `start` on. Throws CacheMissError, or CacheFullError and changes nothing.
-  void extend(const std::string& sequence, int64_t start, int64_t length);
+  // `start` on. `beside`: bytes of the limit that other memory takes. Throws CacheMissError, or
+  // CacheFullError and changes nothing.
+  void extend(const std::string& sequence, int64_t start, int64_t length, int64_t beside = 0);
   // `sequence` begins as `source` does, for `tokens` tokens; what it held before is dropped. Throws
   // CacheMissError where the source holds fewer.
   void take_over(const std::string& sequence, const std::string& source, int64_t tokens);

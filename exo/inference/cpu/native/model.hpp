@@ -7,6 +7,7 @@
 
 #include "kv_cache.hpp"
 #include "linear.hpp"
+#include "state_cache.hpp"
 
 namespace exo {
 
@@ -27,19 +28,68 @@ enum class Routing : uint8_t {
   kSoftmaxThenTop,         // probabilities over all experts, the top ones as they are
   kSoftmaxThenTopSummed1,  // the same, divided by their sum
   kTopThenSoftmax,         // probabilities over the top ones
+  kSigmoid,                // of each by itself, the top ones as they are
+  kSigmoidSummed1,         // the same, divided by their sum
 };
 
-// An empty vector or null pointer: the layer does without.
+// A convolution of each channel over the last `taps` tokens, weights [taps, channels].
+struct Convolution {
+  std::vector<float> weights, bias;  // an empty bias: none
+  int taps = 0;
+};
+
+// A gated delta net (arXiv:2412.06464, eq. 10): each value head remembers a matrix [value_dim,
+// key_dim], which fades by exp(-exp(A) softplus(a x + dt_bias)) and is corrected towards v by
+// sigmoid(b x).
+struct DeltaNet {
+  MatrixPtr qkv, z, a, b, out;  // rows of qkv: [key_heads, key_dim] twice, [value_heads, value_dim]
+  Convolution convolution;      // of qkv's rows
+  std::vector<float> decay;     // exp(A) [value_heads]
+  std::vector<float> dt_bias;   // [value_heads]
+  std::vector<float> norm;      // [value_dim]
+  int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  bool tiled = false;  // value head i goes with key head i % key_heads, not i * key_heads / heads
+};
+
+// LFM2's: c * convolution(b * x), all three linear in the layer's input.
+struct ShortConvolution {
+  MatrixPtr b, c, x, out;
+  Convolution convolution;
+};
+
+// Attention over latents (DeepSeek V2, arXiv:2405.04434, 2.1): the cache holds, for all heads
+// together, what is turned by position and a latent [rank]; of each head `embed` [rank, nope] takes
+// a query there and `unembed` [value_dim, rank] what was attended back.
+struct LatentAttention {
+  MatrixPtr q_a, q_b, kv_a;  // q_b reads the norm of q_a's output, or the layer's input
+  std::vector<float> q_a_norm, kv_a_norm;
+  std::vector<MatrixPtr> embed, unembed;
+  float norm_eps = 1e-6f;
+  int nope = 0, turned = 0, rank = 0, value_dim = 0;
+};
+
+// An empty vector or null pointer: the layer does without. Beside a router, gate, up and down are
+// an expert that every token goes through, scaled by sigmoid(shared_gate x) where there is one.
+// With a delta net or a short convolution there is no attention.
 struct Layer {
   std::vector<float> attention_norm, after_attention_norm, mlp_norm, after_mlp_norm;
   MatrixPtr q, k, v, o;
+  MatrixPtr output_gate;              // what is attended is multiplied by its sigmoid
   std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim] over all heads at once
-  std::vector<float> sinks;           // [heads]
-  int rope = -1;                      // index into Model::ropes; -1: no positions
-  int window = 0;                     // 0: all earlier tokens
+  bool norm_after_rope = false;
+  std::vector<float> sinks;  // [heads]
+  int rope = -1;             // index into Model::ropes; -1: no positions
+  int window = 0;            // 0: all earlier tokens
   MatrixPtr gate, up, down;
-  MatrixPtr router;
+  MatrixPtr router, shared_gate;
+  std::vector<float> router_bias;  // added where experts are chosen, not where they are weighed
   std::vector<Expert> experts;
+  std::shared_ptr<LatentAttention> latent;
+  std::shared_ptr<DeltaNet> delta_net;
+  std::shared_ptr<ShortConvolution> short_convolution;
+
+  bool attends() const { return !delta_net && !short_convolution; }
+  int64_t state_floats() const;  // what a sequence takes beside the KV cache
 };
 
 struct Spec {
@@ -54,6 +104,9 @@ struct Spec {
   float logits_soft_cap = 0.f;
   int experts_per_token = 0;
   Routing routing = Routing::kTopThenSoftmax;
+  float expert_scale = 1.f;
+  // Only the best groups of neighbouring experts are chosen from, by the sum of their best ones.
+  int expert_groups = 1, groups_per_token = 1, judged_per_group = 1;
   bool precise = false;  // float activations everywhere
   bool float32_cache = false;
   int64_t cache_limit_bytes = 0;
@@ -63,7 +116,8 @@ struct Slice {
   std::string sequence;
   int64_t start;
   int64_t length;
-  int64_t logits;  // of how many of its last tokens
+  int64_t logits;      // of how many of its last tokens
+  bool keeps = false;  // what recurrent layers remember at its end stays, to begin from again
 };
 
 class Model {
@@ -92,8 +146,12 @@ class Model {
   const Spec& spec() const { return spec_; }
   int64_t rows() const { return rows_; }  // of the step computed last
   int64_t sequences() const { return cache_ ? cache_->sequences() : 0; }
-  int64_t cache_bytes() const { return cache_ ? cache_->used_bytes() : 0; }
+  int64_t cache_bytes() const { return cache_ ? cache_->used_bytes() + states_->used_bytes() : 0; }
+  int64_t cache_pages() const { return cache_ ? cache_->used_bytes() / page_bytes() : 0; }
+  int64_t states() const { return states_ ? states_->count() : 0; }
   int64_t page_bytes() const { return KVCache(cache_shape()).page_bytes(); }
+  // What a sequence takes beside its pages, and each moment that is kept of it.
+  int64_t state_bytes() const;
 
  private:
   struct Row {
@@ -101,16 +159,21 @@ class Model {
     size_t slice;
   };
 
-  CacheShape cache_shape() const {
-    return {static_cast<int>(layers.size()), spec_.kv_heads, spec_.head_dim,
-            spec_.float32_cache ? DType::kFloat32 : DType::kFloat16, spec_.cache_limit_bytes};
-  }
+  CacheShape cache_shape() const;
   void prepare(const std::vector<Slice>& slices);
   void embed(const int32_t* tokens);
   // The rows of x, normed (an empty norm leaves them) and quantized for `groups`, into normed_.
   void norm_rows(const std::vector<float>& norm, const std::vector<int>& groups);
+  // `index` among the layers that attend; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
+  void latent_attention(const Layer& layer, int index);
+  void delta_net(const Layer& layer, int64_t state);
+  void short_convolution(const Layer& layer, int64_t state);
+  // in_ [rows, channels] -> convolved_, with what came before each slice from its state.
+  void convolve(const Convolution& convolution, int64_t channels, bool silu, int64_t state);
+  // x += norm(out attended_)
+  void project_out(const Matrix& out, const Layer& layer);
   void mlp(const Layer& layer);
   void experts(const Layer& layer);
   void logits(const std::vector<Slice>& slices, float* out);
@@ -121,16 +184,20 @@ class Model {
 
   Spec spec_;
   std::unique_ptr<KVCache> cache_;
+  std::unique_ptr<StateCache> states_;
 
   // The step now running.
   int64_t rows_ = 0;
   std::vector<Slice> const* slices_ = nullptr;
   std::vector<Row> row_;
   std::vector<uint8_t* const*> pages_;         // of each slice
+  std::vector<float*> state_;                  // of each slice
   std::vector<std::vector<float>> cos_, sin_;  // of each rope: [rows, pairs]
-  std::vector<float> x_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_;
+  std::vector<float> x_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_, shared_out_;
+  std::vector<float> in_, window_, convolved_, z_;
+  std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;
-  Activations normed_, attended_, gated_, gathered_;
+  Activations normed_, attended_, gated_, gathered_, shared_, by_head_;
 };
 
 }  // namespace exo

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from virtual_time import VirtualTimeLoop
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PromptTooLong
-from exo.inference.batch import PAGE_TOKENS, CacheRoom
+from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
 from exo.inference.dummy.engine import _LETTERS, N_LAYERS, DummyEngine, Faults
 from exo.inference.sampling import SamplingParams
 from exo.networking.calls.messages import GenerationRequest, StepFailure
@@ -42,16 +43,62 @@ def plan_of(members: int) -> RingPlan:
     )
 
 
+class RecurrentEngine(DummyEngine):
+    """Goes on from where a sequence is, or from a moment it was asked to keep, only."""
+
+    def __init__(self) -> None:
+        super().__init__(Faults())
+        self.kept: dict[tuple[Shard, str], set[int]] = {}
+
+    def check(self, shard: Shard, name: str, start: int) -> None:
+        now = len(self._caches.get((shard, name), []))
+        if start > now:
+            raise CacheMiss("made up")
+        if start not in {0, now, *self.kept.get((shard, name), ())}:
+            raise AssertionError(f"{name} is at {now} and was asked to go on from {start}")
+
+    def compute(self, shard: Shard, batch: ForwardBatch, hidden_states: Any) -> Any:
+        for part in batch.slices:
+            self.check(shard, part.sequence_id, part.start)
+        found = super().compute(shard, batch, hidden_states)
+        for part in batch.slices:
+            kept = self.kept.setdefault((shard, part.sequence_id), set())
+            kept -= {moment for moment in kept if moment > part.start}
+            kept |= {part.end} if part.keeps else set()
+        return found
+
+    def take_over(self, shard: Shard, part: Slice) -> None:
+        self.check(shard, part.takes_over, part.start)
+        super().take_over(shard, part)
+        self.kept.pop((shard, part.sequence_id), None)
+
+    def release_sequences(self, sequence_ids: Sequence[str]) -> None:
+        super().release_sequences(sequence_ids)
+        self.kept = {key: kept for key, kept in self.kept.items() if key[1] not in sequence_ids}
+
+
 class Ring:
     """Frames go through the members in order; each step takes as long as it is large. `pages` is
-    all that the members have: a book of our own, written by the frames, says if that is kept."""
+    all that the members have: a book of our own, written by the frames, says if that is kept. With
+    `states` the engines cannot cut back, and each state takes so many pages."""
 
-    def __init__(self, members: int, pages: int, rng: random.Random, fails: float, paged: bool):
+    def __init__(
+        self,
+        members: int,
+        pages: int,
+        rng: random.Random,
+        fails: float,
+        paged: bool,
+        states: int = 0,
+    ):
         self.rng, self.pages, self.fails, self.paged = rng, pages, fails, paged
+        self.states = states
         self.plan = plan_of(members)
-        self.engines = [DummyEngine(Faults()) for _ in range(members)]
+        self.engines = [
+            RecurrentEngine() if states else DummyEngine(Faults()) for _ in range(members)
+        ]
         self.book = Ledger()
-        self.book.learn([CacheRoom(pages, 0, is_paged=paged)])
+        self.book.learn([self.room()])
         self.most_used = 0
         self.steps: list[Step] = []
         self.queue: deque[tuple[float, Step | Release | Rooms]] = deque()
@@ -63,6 +110,9 @@ class Ring:
             lambda plan, error: self.broken.append(error),
             ServingRules(60, max_requests=1000),
         )
+
+    def room(self) -> CacheRoom:
+        return CacheRoom(self.pages, self.book.used, self.paged, self.states)
 
     def submit(self, frame: Step | Release | Rooms) -> None:
         loop = asyncio.get_running_loop()
@@ -76,6 +126,7 @@ class Ring:
                     part.length,
                     part.takes_over,
                     moves=part.moves,
+                    keeps=part.keeps,
                 )
             self.most_used = max(self.most_used, self.book.used)
             took = 0.004 + 0.001 * len(frame.batch.token_ids)
@@ -89,8 +140,7 @@ class Ring:
     def run(self) -> None:
         _, frame = self.queue.popleft()
         if isinstance(frame, Rooms):
-            room = CacheRoom(self.pages, self.book.used, is_paged=self.paged)
-            self.scheduler.on_result(Rooms((MemberRoom("n0", room),)))
+            self.scheduler.on_result(Rooms((MemberRoom("n0", self.room()),)))
         elif isinstance(frame, Release):
             for engine in self.engines:
                 engine._release(frame.sequence_ids)
@@ -191,13 +241,13 @@ async def client(ring: Ring, name: str, prompt: tuple[int, ...], rng: random.Ran
         assert found == expected[: len(found)]
         return "failed"
     except PromptTooLong:
-        assert len(prompt) + 1 > ring.pages * PAGE_TOKENS
+        assert len(prompt) + 1 > (ring.pages - ring.states) * PAGE_TOKENS
         return "too long"
     finally:
         await events.aclose()
     assert found == expected[: len(found)]
     if len(found) < wanted:  # alone with all pages, and still there are too few
-        assert len(prompt) + len(found) + 1 > (ring.pages - 2) * PAGE_TOKENS
+        assert len(prompt) + len(found) + 1 > (ring.pages - ring.states - 2) * PAGE_TOKENS
     assert end == "length"
     return "done"
 
@@ -211,14 +261,15 @@ async def client(ring: Ring, name: str, prompt: tuple[int, ...], rng: random.Ran
     pages=st.sampled_from([8, 12, 20, 200]),
     fails=st.sampled_from([0.0, 0.0, 0.03]),
     paged=st.booleans(),
+    states=st.sampled_from([0, 0, 1, 3]),
 )
 def test_every_answer_is_what_it_would_be_alone(
-    seed: int, members: int, pages: int, fails: float, paged: bool
+    seed: int, members: int, pages: int, fails: float, paged: bool, states: int
 ) -> None:
     rng = random.Random(seed)
 
     async def all_of_them() -> None:
-        ring = Ring(members, pages, rng, fails, paged)
+        ring = Ring(members, pages, rng, fails, paged, states)
         many = prompts(rng, rng.randrange(1, 25))
         answers = [client(ring, f"s{i}", prompt, rng) for i, prompt in enumerate(many)]
         ends = await asyncio.wait_for(asyncio.gather(*answers), 600)  # nobody starves
@@ -254,7 +305,8 @@ async def text(
 ) -> tuple[list[int], int]:
     request = GenerationRequest(name, prompt, GREEDY, tokens)
     events = [event async for event in ring.scheduler.generate(request)]
-    return [e.token.token_id for e in events if e.token], events[0].cached_tokens
+    told = [event for event in events if event.token]
+    return [e.token.token_id for e in told if e.token], told[0].cached_tokens
 
 
 A_CHAT = tuple(i * 37 % 200 for i in range(300))
@@ -276,6 +328,43 @@ def test_a_chats_next_turn_computes_what_is_new(members: int) -> None:
         ring.scheduler.close()
 
     on_virtual_time(chat())
+
+
+def test_where_a_state_cannot_be_cut_back_a_chat_goes_on_from_near_its_prompts_end() -> None:
+    async def chat() -> None:
+        ring = Ring(2, 100, random.Random(0), 0, True, states=3)
+        await text(ring, "first", (1, 2), 1)  # what the members hold is known now
+        said, _ = await text(ring, "s", A_CHAT, 20)
+        kept = [part.end for step in ring.steps for part in step.batch.slices if part.keeps]
+        assert kept == [256]
+        forgotten = (*A_CHAT[:290], *said, 1, 2, 3)  # what began the answer is no longer there
+        again, cached = await text(ring, "t", forgotten, 5)
+        assert (again, cached) == (alone(forgotten, 5), 256)
+        whole = (*A_CHAT, *said, 1, 2, 3)
+        assert await text(ring, "u", whole, 5) == (alone(whole, 5), 319)
+        again, cached = await text(ring, "v", A_CHAT, 5)
+        assert (again, cached) == (alone(A_CHAT, 5), 256), "another answer to the same"
+        ring.scheduler.close()
+
+    on_virtual_time(chat())
+
+
+def test_where_a_state_cannot_be_cut_back_it_is_kept_after_what_many_begin_with() -> None:
+    async def burst() -> None:
+        ring = Ring(1, 300, random.Random(0), 0, True, states=3)
+        await text(ring, "first", (1, 2), 1)
+        system = A_CHAT[:200]
+        many = [(*system, *range(i, i + 100)) for i in range(4)]
+        answers = await asyncio.gather(
+            *(text(ring, f"s{i}", prompt, 1) for i, prompt in enumerate(many))
+        )
+        # The first began before there was anybody to share with.
+        assert [cached for _, cached in answers] == [0, 0, 192, 192]
+        late = (*system, *range(50, 150))
+        assert await text(ring, "late", late, 1) == (alone(late, 1), 192)
+        ring.scheduler.close()
+
+    on_virtual_time(burst())
 
 
 def test_who_comes_with_the_same_beginning_waits_for_it_to_be_computed_once() -> None:

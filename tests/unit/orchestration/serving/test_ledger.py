@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from exo.inference.cpu.shard_model import CheckpointModel
 from exo.orchestration.serving.ledger import Ledger
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> native.Model:
+@pytest.fixture(scope="module", params=["llama", "qwen3_5"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: Any) -> native.Model:
     path = tmp_path_factory.mktemp("tiny")
-    zoo.write_checkpoint("llama", path)
+    zoo.write_checkpoint(request.param, path, zoo.tiny_config(request.param))
     checkpoint = CheckpointModel(path)
     n = checkpoint.architecture.n_layers
     return checkpoint.build(0, n, lambda a, b: None, precise=False, cache_limit=lambda: 1 << 30)
@@ -30,8 +31,10 @@ def test_a_page_is_as_long_there_as_here() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_it_counts_the_pages_that_the_cpu_engine_uses(model: native.Model, seed: int) -> None:
     rng, ledger = random.Random(seed), Ledger()
-    ledger.learn([CacheRoom(10_000, 0, is_paged=True)])
+    state_pages = -(-model.state_bytes // model.page_bytes)
+    ledger.learn([CacheRoom(10_000, 0, is_paged=True, state_pages=state_pages)])
     lengths: dict[str, int] = {}
+    kept: dict[str, set[int]] = {}
     for number in range(300):
         kind = rng.choice(["extend", "extend", "cut", "take over", "take over", "release"])
         name = rng.choice([*lengths, f"s{number}"])
@@ -42,18 +45,27 @@ def test_it_counts_the_pages_that_the_cpu_engine_uses(model: native.Model, seed:
             continue
         source, start = "", lengths.get(name, 0)
         if kind == "cut":
-            start = rng.randint(0, start)
+            moments = [0, start, *kept.get(name, ())]
+            start = rng.choice(moments) if state_pages else rng.randint(0, start)
         elif kind == "take over" and lengths:
             source, name = rng.choice([*lengths]), f"s{number}"
-            start = rng.randint(1, lengths[source])
+            moments = [lengths[source], *kept.get(source, ())]
+            start = rng.choice(moments) if state_pages else rng.randint(1, lengths[source])
         length = rng.choice([1, 1, 5, 64, 130])
-        expected = ledger.used + ledger.needs(name, start, length, source)
-        ledger.extend(name, start, length, source)
+        keeps = state_pages > 0 and rng.random() < 0.3
+        expected = ledger.used + ledger.needs(name, start, length, source, keeps=keeps)
+        ledger.extend(name, start, length, source, keeps=keeps)
         if source:
             model.take_over(name, source, start)
-        model.forward([native.Slice(name, start, length, 0)], np.zeros(length, np.int32), None)
+        part = native.Slice(name, start, length, 0, keeps)
+        model.forward([part], np.zeros(length, np.int32), None)
         lengths[name] = start + length
-        assert ledger.used == expected == model.cache_bytes // model.page_bytes
+        earlier = {moment for moment in kept.get(name, ()) if moment <= start}
+        kept[name] = earlier | ({start + length} if keeps else set())
+        used = model.cache_pages + model.states * state_pages
+        assert ledger.used == used
+        # What lay behind `start` is given back before its place is needed.
+        assert used <= expected if state_pages else used == expected
     for name in lengths:
         model.release(name)
         ledger.release(name)

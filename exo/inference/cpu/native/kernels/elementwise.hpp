@@ -42,6 +42,7 @@ EXO_INLINE VecF sigmoid(VecF x) { return 1.f / (1.f + exp(-x)); }
 template <Activation A>
 EXO_INLINE VecF gated(VecF g, VecF up) {
   if constexpr (A == Activation::kSilu) return g * sigmoid(g) * up;
+  if constexpr (A == Activation::kSigmoid) return sigmoid(g) * up;
   if constexpr (A == Activation::kGeluTanh) {
     return 0.5f * g * (1.f + tanh(0.7978845608028654f * (g + 0.044715f * g * g * g))) * up;
   }
@@ -76,6 +77,8 @@ inline void gate(Activation activation, float* g, const float* up, int64_t count
       return gate_rows<Activation::kGelu>(g, up, count);
     case Activation::kClampedSwiglu:
       return gate_rows<Activation::kClampedSwiglu>(g, up, count);
+    case Activation::kSigmoid:
+      return gate_rows<Activation::kSigmoid>(g, up, count);
   }
 }
 

@@ -112,6 +112,28 @@ EXO_INLINE void add_sums(const QuantizedPart& x, int64_t at, int64_t groups, Ops
   }
 }
 
+// Into how many bits the weights of a coding fit, as the dot products of this instruction set tell
+// them apart.
+template <Coding C>
+constexpr int weight_bits() {
+  if (C.bits == 8 || C.table == Table::kIq4 || Ops::kWeightBits == 8) return 8;
+  return C.bits == 6 ? 6 : 5;
+}
+
+// The dot products of four slabs, as one where an instruction set gains by that.
+template <int BITS, typename O = Ops>
+EXO_INLINE typename O::Int dot_four(typename O::Int sum, const typename O::Bytes* weights,
+                                    const int8_t* sixteen) {
+  if constexpr (requires { O::template dot_four<BITS>(sum, weights, sixteen); }) {
+    return O::template dot_four<BITS>(sum, weights, sixteen);
+  } else {
+    for (int i = 0; i < 4; i++) {
+      sum = O::template dot<BITS>(sum, weights[i], sixteen + 4 * i);
+    }
+    return sum;
+  }
+}
+
 // Adds one group to M outputs, from the packed weights at `p`.
 template <Coding C, int M, bool FINE>
 EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
@@ -127,14 +149,25 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const Quanti
   }
   for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits) {
     prefetch<M, C.bits>(p);
+    if constexpr (M > 1 && !FINE && weight_bits<C>() < 8) {
+      Ops::Bytes slabs[8];
+      decode_unit<C>(p, [&](int slab, Ops::Bytes weights)
+                            __attribute__((always_inline)) { slabs[slab] = weights; });
+      for (int m = 0; m < M; m++) {
+        const int8_t* columns = coarse + m * w.cols + u * kUnitCols;
+        sum[m][0] = dot_four<weight_bits<C>()>(sum[m][0], slabs, columns);
+        sum[m][0] = dot_four<weight_bits<C>()>(sum[m][0], slabs + 4, columns + 16);
+      }
+      continue;
+    }
     decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
       for (int m = 0; m < M; m++) {
         const int64_t at = m * w.cols + u * kUnitCols + 4 * slab;
         Ops::Int& s = sum[m][slab % kSums];
-        s = Ops::dot(s, weights, coarse + at);
+        s = Ops::dot<weight_bits<C>()>(s, weights, coarse + at);
         if constexpr (FINE) {
           Ops::Int& f = fine_sum[m][slab % kSums];
-          f = Ops::dot(f, weights, fine + at);
+          f = Ops::dot<weight_bits<C>()>(f, weights, fine + at);
         }
       }
     });
@@ -186,7 +219,7 @@ void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
   }
 }
 
-template <int M>
+template <int BITS, int M>
 EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const QuantizedPart& x,
                                 int64_t row, int64_t g, Ops::Float* y) {
   const int8_t* a = x.values + row * w.cols + g * w.group;
@@ -195,10 +228,11 @@ EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const Quant
   Ops::Int sum[M][1];
   for (int m = 0; m < M; m++) sum[m][0] = Ops::zero_int();
   for (int k = 0; k < w.group; k += kCols, slabs += kCols * kBlockRows, a += kCols) {
+    Ops::Bytes weights[kCols / 4];
 #pragma GCC unroll 4
-    for (int i = 0; i < kCols / 4; i++) {
-      const Ops::Bytes weights = Ops::load(slabs + 64 * i);
-      for (int m = 0; m < M; m++) sum[m][0] = Ops::dot(sum[m][0], weights, a + m * w.cols + 4 * i);
+    for (int i = 0; i < kCols / 4; i++) weights[i] = Ops::load(slabs + 64 * i);
+    for (int m = 0; m < M; m++) {
+      sum[m][0] = dot_four<BITS>(sum[m][0], weights, a + m * w.cols);
     }
   }
   const Ops::Float scale = Ops::from_f32(panel.scales + 32 * g);
@@ -207,15 +241,15 @@ EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const Quant
   add_sums<M, 1>(x, row * groups + g, groups, scale, offset, sum, y);
 }
 
-template <int M>
+template <int BITS, int M>
 void block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
                       const uint8_t* any_fine, int64_t row, int64_t block, float* out,
                       int64_t stride) {
   Ops::Float y[M];
   for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
   for (int64_t g = 0; g < w.groups(); g++) {
-    add_panel_group<M>(w, panel, x.coarse, row, g, y);
-    if (any_fine[g]) add_panel_group<M>(w, panel, x.fine, row, g, y);
+    add_panel_group<BITS, M>(w, panel, x.coarse, row, g, y);
+    if (any_fine[g]) add_panel_group<BITS, M>(w, panel, x.fine, row, g, y);
   }
   for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
 }

@@ -36,14 +36,21 @@ constexpr PackedTile kPackedTiles[] = {nullptr,
                                        packed_tile<C, SUPER, 6>(),
                                        packed_tile<C, SUPER, 7>(),
                                        packed_tile<C, SUPER, 8>()};
-template <int M>
+template <int BITS, int M>
 constexpr PanelTile panel_tile() {
-  if constexpr (M <= Ops::kMaxRows) return block_from_panel<M>;
+  if constexpr (M <= Ops::kMaxRows) return block_from_panel<BITS, M>;
   return nullptr;
 }
-inline constexpr PanelTile kPanelTiles[] = {nullptr,         panel_tile<1>(), panel_tile<2>(),
-                                            panel_tile<3>(), panel_tile<4>(), panel_tile<5>(),
-                                            panel_tile<6>(), panel_tile<7>(), panel_tile<8>()};
+template <int BITS>
+constexpr PanelTile kPanelTiles[] = {nullptr,
+                                     panel_tile<BITS, 1>(),
+                                     panel_tile<BITS, 2>(),
+                                     panel_tile<BITS, 3>(),
+                                     panel_tile<BITS, 4>(),
+                                     panel_tile<BITS, 5>(),
+                                     panel_tile<BITS, 6>(),
+                                     panel_tile<BITS, 7>(),
+                                     panel_tile<BITS, 8>()};
 
 // Memory of this thread for panels, kept from call to call.
 inline uint8_t* scratch(size_t bytes) {
@@ -66,7 +73,7 @@ inline constexpr int64_t kPanelBytes = 512 << 10;  // decoded weights that stay 
 #ifdef EXO_TILES
 inline constexpr int64_t kPackedRows = Ops::kMaxRows;
 #else
-inline constexpr int64_t kPackedRows = 64;
+inline constexpr int64_t kPackedRows = Ops::kPackedRows;
 #endif
 
 template <Coding C, bool SUPER>
@@ -131,7 +138,7 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 #ifdef EXO_TILES
         tile_from_panel(w, panel(i), todo, row, m, b0 + i, out, stride);
 #else
-        kPanelTiles[m](w, panel(i), x, fine, row, b0 + i, out, stride);
+        kPanelTiles<weight_bits<C>()>[m](w, panel(i), x, fine, row, b0 + i, out, stride);
 #endif
       }
     }

@@ -61,10 +61,10 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
     for (int m = 0; m < M; m++) {
       const int64_t at = m * w.cols + 4 * slab;
       Ops::Int& total = sum[slab / kSlabsInPart][m][slab % kSums];
-      total = Ops::dot(total, weights, coarse + at);
+      total = Ops::dot<weight_bits<C>()>(total, weights, coarse + at);
       if constexpr (FINE) {
         Ops::Int& left = fine_sum[slab / kSlabsInPart][m][slab % kSums];
-        left = Ops::dot(left, weights, fine + at);
+        left = Ops::dot<weight_bits<C>()>(left, weights, fine + at);
       }
     }
   });

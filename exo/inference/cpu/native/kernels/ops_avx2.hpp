@@ -51,12 +51,45 @@ struct Ops {
   static EXO_INLINE Int add_int(Int a, Int b) {
     return {_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])};
   }
+  template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
-    int32_t word;
-    __builtin_memcpy(&word, four, 4);
-    const __m256i a = _mm256_set1_epi32(word);
-    return {dot8(sum.v[0], weights.v[0], a), dot8(sum.v[1], weights.v[1], a)};
+    const __m256i a = same(four);
+    return {dot8<BITS>(sum.v[0], weights.v[0], a), dot8<BITS>(sum.v[1], weights.v[1], a)};
   }
+#ifdef EXO_AVXVNNI
+  static constexpr int kWeightBits = 8;  // one dot product for all
+  static constexpr int64_t kPackedRows = 64;
+#else
+  static constexpr int kWeightBits = 0;
+  static constexpr int64_t kPackedRows = kMaxRows;  // a panel's dot products are cheaper
+  // Sums of 16 bits hold the products of four slabs of 4 or 5 bits, 4 * 2 * 31 * 127, or of two of
+  // 6 bits.
+  template <int BITS>
+  static EXO_INLINE Int dot_four(Int sum, const Bytes* weights, const int8_t* sixteen) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int h = 0; h < 2; h++) {
+      if constexpr (BITS > 6) {
+        for (int i = 0; i < 4; i++) {
+          sum.v[h] = dot8<BITS>(sum.v[h], weights[i].v[h], same(sixteen + 4 * i));
+        }
+        continue;
+      }
+      __m256i pairs[4];
+      for (int i = 0; i < 4; i++) {
+        pairs[i] = _mm256_maddubs_epi16(weights[i].v[h], same(sixteen + 4 * i));
+      }
+      __m256i first = _mm256_add_epi16(pairs[0], pairs[1]);
+      const __m256i second = _mm256_add_epi16(pairs[2], pairs[3]);
+      if constexpr (BITS <= 5) {
+        first = _mm256_add_epi16(first, second);
+      } else {
+        sum.v[h] = _mm256_add_epi32(sum.v[h], _mm256_madd_epi16(second, ones));
+      }
+      sum.v[h] = _mm256_add_epi32(sum.v[h], _mm256_madd_epi16(first, ones));
+    }
+    return sum;
+  }
+#endif
 
   static EXO_INLINE Float zero_float() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static EXO_INLINE Float from_f32(const float* p) {
@@ -113,13 +146,22 @@ struct Ops {
   }
 
  private:
+  static EXO_INLINE __m256i same(const int8_t* four) {
+    int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    return _mm256_set1_epi32(word);
+  }
+  template <int BITS>
   static EXO_INLINE __m256i dot8(__m256i sum, __m256i weights, __m256i a) {
 #ifdef EXO_AVXVNNI
     return _mm256_dpbusd_avx_epi32(sum, weights, a);
 #else
     // maddubs adds two products in 16 bits with saturation: 8-bit weights (255 * 127 * 2) would
-    // not fit, so their high bit goes separately. For fewer bits the second half is zero and exact.
+    // not fit, so their high bit goes separately.
     const __m256i ones = _mm256_set1_epi16(1);
+    if constexpr (BITS < 8) {
+      return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, a), ones));
+    }
     const __m256i low = _mm256_and_si256(weights, _mm256_set1_epi8(0x7f));
     const __m256i high = _mm256_and_si256(_mm256_srli_epi16(weights, 7), _mm256_set1_epi8(1));
     const __m256i low_sum = _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), ones);

@@ -33,11 +33,14 @@ struct Ops {
 
   static EXO_INLINE Int zero_int() { return _mm512_setzero_si512(); }
   static EXO_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
   }
+  static constexpr int kWeightBits = 8;  // one dot product for all
+  static constexpr int64_t kPackedRows = 64;
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
   static EXO_INLINE Float from_f32(const float* p) { return _mm512_loadu_ps(p); }

@@ -55,6 +55,7 @@ struct Ops {
     for (int i = 0; i < 4; i++) a.v[i] = vaddq_s32(a.v[i], b.v[i]);
     return a;
   }
+  template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
@@ -63,6 +64,10 @@ struct Ops {
 #ifdef __ARM_FEATURE_MATMUL_INT8
       sum.v[i] = vusdotq_s32(sum.v[i], weights.v[i], a);
 #else
+      if constexpr (BITS < 8) {
+        sum.v[i] = vdotq_s32(sum.v[i], vreinterpretq_s8_u8(weights.v[i]), a);
+        continue;
+      }
       // The instruction takes signed bytes: bit 7 of a weight counts as -128, so it is subtracted.
       const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(weights.v[i], vdupq_n_u8(0x7f)));
       const int8x16_t high = vreinterpretq_s8_u8(vandq_u8(weights.v[i], vdupq_n_u8(0x80)));
@@ -72,6 +77,12 @@ struct Ops {
     }
     return sum;
   }
+#ifdef __ARM_FEATURE_MATMUL_INT8
+  static constexpr int kWeightBits = 8;  // one dot product for all
+#else
+  static constexpr int kWeightBits = 0;
+#endif
+  static constexpr int64_t kPackedRows = 64;
 
   static EXO_INLINE Float zero_float() {
     const float32x4_t zero = vdupq_n_f32(0);

@@ -2,7 +2,9 @@
 //
 // An `Ops` says how 16 outputs (one lane each) are computed together:
 //   Bytes: a slab, unsigned byte 4 * lane + j; Int, Float: 16 lanes.
-//   dot(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j].
+//   dot<BITS>(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j], the
+//   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. kPackedRows: see
+//   linear_int8.hpp. Where four slabs together cost less: dot_four<BITS>(sum, slabs, sixteen).
 //   entries(table, indices): of sixteen bytes those that are asked for.
 //   from_u8, from_i8: 16 bytes as floats; from_u4: four bits of each, from `shift` on.
 //   add_group: the two fused steps that linear_int8.hpp gives.
@@ -57,12 +59,15 @@ struct Ops {
     for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
     return a;
   }
+  template <int BITS>
   static EXO_INLINE Int dot(Int sum, const Bytes& weights, const int8_t* four) {
     for (int i = 0; i < 16; i++) {
       for (int j = 0; j < 4; j++) sum.v[i] += weights.v[4 * i + j] * four[j];
     }
     return sum;
   }
+  static constexpr int kWeightBits = 8;  // one dot product for all
+  static constexpr int64_t kPackedRows = 64;
 
   static EXO_INLINE Float zero_float() { return {}; }
   static EXO_INLINE Float from_f32(const float* p) { return read<Float>(p); }

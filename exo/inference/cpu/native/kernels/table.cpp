@@ -5,13 +5,14 @@
 #include "elementwise.hpp"
 #include "linear_float.hpp"
 #include "linear_int8.hpp"
+#include "recurrent.hpp"
 
 namespace exo::EXO_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {
-    EXO_ISA_NAME, quantize_rows, linear_int8, linear_float, rms_norm, add_scaled, gate,
-    rotate,       store_key,     store_value, attend_chunk, merge,    normalize,
+    EXO_ISA_NAME, quantize_rows, linear_int8,  linear_float, rms_norm,  add_scaled, gate,  rotate,
+    store_key,    store_value,   attend_chunk, merge,        normalize, convolve,   recur,
 };
 
 }  // namespace exo::EXO_ISA

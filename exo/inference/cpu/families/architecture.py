@@ -1,0 +1,176 @@
+"""What a checkpoint computes, in one vocabulary for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from exo.errors import ModelUnsupported
+from exo.inference.cpu.families.family import Experts, Family, Mixer
+from exo.inference.cpu.families.positions import Config, head_dim
+from exo.inference.cpu.families.rope import RopeTable
+from exo.inference.cpu.families.table import FAMILIES
+from exo.models.description import text_config
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """Sizes of the layers that remember a state: `taps` of their convolution, and a delta net's
+    heads and what each of them holds. `tiled`: value head i goes with key head i modulo their
+    number, not with the i-th part of them."""
+
+    taps: int
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    tiled: bool = False
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Of attention over latents: numbers of each head that positions do not turn, numbers they do,
+    of a latent, and of each head's values."""
+
+    nope: int
+    turned: int
+    rank: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`ropes`, `windows` and `mixers` have one entry a layer (a window of 0 sees everything
+    before); `expert_layers` are the layers with a mixture. `guessing_layers` come after the
+    others and guess further tokens, as in DeepSeek V3: nothing here asks them."""
+
+    family: Family
+    n_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool | None
+    head_norms: bool
+    norm_eps: float
+    ropes: tuple[RopeTable | None, ...]
+    windows: tuple[int, ...]
+    mixers: tuple[Mixer, ...]
+    guessing_layers: range = range(0)
+    recurrent: Recurrent | None = None
+    latent: Latent | None = None
+    latent_eps: float = 1e-6
+    expert_layers: frozenset[int] = frozenset()
+    expert_count: int = 0
+    experts_per_token: int = 0
+    expert_groups: tuple[int, int, int] = (1, 1, 1)
+    routing: str = "TOP_THEN_SOFTMAX"
+    expert_scale: float = 1.0
+    attention_scale: float = 1.0
+    attention_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_soft_cap: float = 0.0
+
+
+def architecture(config: Config) -> Architecture:
+    """Read a config.json.
+
+    Raises:
+        ModelUnsupported: no family has that model_type, or the config lacks or asks for something
+            this engine does not know.
+    """
+    family = FAMILIES.get(config["model_type"])
+    if family is None:
+        raise ModelUnsupported(f"the cpu engine has no family {config['model_type']!r}")
+    try:
+        return _read(family.config(text_config(dict(config))), family)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ModelUnsupported(
+            f"config.json of a {config['model_type']}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(config: Config, family: Family) -> Architecture:
+    n_layers = int(config["num_hidden_layers"])
+    heads = int(config["num_attention_heads"])
+    own = {**config, "head_dim": config.get("head_dim") or family.head_dim}
+    if not family.explicit_head_dim:
+        own["head_dim"] = None
+    latent = _latent(config) if family.latent else None
+    width = -(-(latent.rank + latent.turned) // 16) * 16 if latent else head_dim(own)
+    tied = family.tied
+    if family.tied_by_config:
+        tied = bool(config.get("tie_word_embeddings", tied))
+    mixers = tuple(family.mixer(config, i) for i in range(n_layers))
+    values: dict[str, Any] = {
+        "attention_scale": width**-0.5,
+        **family.scales(config),
+        **(_mixture(config, family.experts, n_layers) if family.experts else {}),
+    }
+    return Architecture(
+        family=family,
+        n_layers=n_layers,
+        hidden=int(config["hidden_size"]),
+        heads=heads,
+        kv_heads=1 if latent else int(config.get("num_key_value_heads") or heads),
+        head_dim=width,
+        tied=tied,
+        head_norms=family.head_norms and bool(config.get("use_qk_norm", True)),
+        norm_eps=float(config["rms_norm_eps"]),
+        ropes=tuple(family.rope(own, i) for i in range(n_layers)),
+        windows=tuple(family.window(config, i) for i in range(n_layers)),
+        mixers=mixers,
+        guessing_layers=range(
+            n_layers, n_layers + int(config.get("num_nextn_predict_layers") or 0)
+        ),
+        recurrent=_recurrent(config, frozenset(mixers)),
+        latent=latent,
+        latent_eps=family.latent_eps or float(config["rms_norm_eps"]),
+        **values,
+    )
+
+
+def _mixture(config: Config, experts: Experts, n_layers: int) -> dict[str, Any]:
+    if not config.get(experts.count):
+        return {}
+    return {
+        "expert_layers": frozenset(i for i in range(n_layers) if experts.layers(config, i)),
+        "expert_count": int(config[experts.count]),
+        "experts_per_token": int(config[experts.top]),
+        "routing": experts.normalized if experts.normalizes(config) else experts.routing,
+        "expert_scale": experts.scale(config),
+        "expert_groups": experts.groups(config),
+    }
+
+
+def _latent(config: Config) -> Latent:
+    return Latent(
+        nope=int(config["qk_nope_head_dim"]),
+        turned=int(config["qk_rope_head_dim"]),
+        rank=int(config["kv_lora_rank"]),
+        value_dim=int(config["v_head_dim"]),
+    )
+
+
+def _recurrent(config: Config, mixers: frozenset[Mixer]) -> Recurrent | None:
+    if "short_convolution" in mixers:
+        return Recurrent(int(config["conv_L_cache"]))
+    if "delta_net" not in mixers:
+        return None
+    sizes = Recurrent(
+        taps=int(config["linear_conv_kernel_dim"]),
+        key_heads=int(config["linear_num_key_heads"]),
+        value_heads=int(config["linear_num_value_heads"]),
+        key_dim=int(config["linear_key_head_dim"]),
+        value_dim=int(config["linear_value_head_dim"]),
+        tiled=bool(config.get("linear_value_heads_tiled")),
+    )
+    if sizes.key_dim % 16 or sizes.value_heads % sizes.key_heads:
+        raise ModelUnsupported(
+            f"a delta net of {sizes.key_heads} key heads of {sizes.key_dim} and "
+            f"{sizes.value_heads} value heads; the cpu engine takes sizes that 16 divides, and "
+            "value heads that the key heads divide"
+        )
+    return sizes

@@ -1,0 +1,96 @@
+"""What tells an architecture from a llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exo.inference.cpu.families.positions import Config, full_attention, llama_rope
+from exo.inference.cpu.families.rope import RopeTable
+
+Mixer = Literal["attention", "delta_net", "short_convolution"]
+"""What a layer does with the tokens before: it attends to them, or remembers a state of them."""
+
+_LLAMA_NORMS = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture below `mlp`: the router, experts stacked or one by one (`experts.N`).
+
+    `count` and `top` are keys of the config, `layers` says which layers have a mixture, `shared`
+    names an expert that every token goes through, in checkpoints that have it, and `shared_gate`
+    what scales it, `bias` what is added to the scores where experts are chosen. `routing` is the
+    native Routing's, `normalized` where the config wants a sum of 1; `scale` multiplies the
+    weights. `joined`: a checkpoint may have all experts' gates over their ups in one tensor, as
+    `experts.gate_up_proj`. `groups`: how many there are to choose from, how many are, by how many
+    experts."""
+
+    layers: Callable[[Config, int], bool]
+    router: str = "gate"
+    stacked: str = "switch_mlp"
+    routing: str = "SOFTMAX_THEN_TOP"
+    normalized: str = "SOFTMAX_THEN_TOP_SUMMED_1"
+    normalizes: Callable[[Config], bool] = lambda config: bool(config.get("norm_topk_prob"))
+    count: str = "num_experts"
+    top: str = "num_experts_per_tok"
+    shared: str = ""
+    shared_gate: str = ""
+    bias: str = ""
+    joined: bool = False
+    scale: Callable[[Config], float] = lambda config: 1.0
+    groups: Callable[[Config], tuple[int, int, int]] = lambda config: (1, 1, 1)
+
+
+def _no_scales(config: Config) -> dict[str, float]:
+    return {}
+
+
+def _attends(config: Config, layer: int) -> Mixer:
+    return "attention"
+
+
+def _as_it_is(config: Config) -> Config:
+    return config
+
+
+@dataclass(frozen=True)
+class Family:
+    """`tied` is whether the head is the embedding; with `tied_by_config` only where the config does
+    not say; None: where the checkpoint has no lm_head. `scales` overrides fields of Architecture.
+    `head_dim` stands in for a config without one; 0: hidden size over heads.
+
+    `latent_eps` is that of the norms inside attention over latents; 0: the config's.
+
+    `config` gives a configuration a llama's keys, `renames` the tensors a llama's names: parts of
+    dotted paths and what to read instead. `raw_norm_offset` is added to norms in checkpoints as
+    they were before mlx-lm converted them. Where a config has `use_qk_norm`, it decides over
+    `head_norms`."""
+
+    tied: bool | None = True
+    tied_by_config: bool = True
+    head_dim: int = 0
+    activation: str = "SILU"
+    norms: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NORMS)
+    norm_offset: float = 0.0
+    raw_norm_offset: float = 0.0
+    head_norms: bool = False
+    norm_after_rope: bool = False
+    fused_attention: bool = False
+    fused_mlp: bool = False
+    sinks: bool = False
+    gated_attention: bool = False
+    latent: bool = False
+    latent_eps: float = 1e-6
+    explicit_head_dim: bool = True
+    rope: Callable[[Config, int], RopeTable | None] = llama_rope
+    window: Callable[[Config, int], int] = full_attention
+    mixer: Callable[[Config, int], Mixer] = _attends
+    scales: Callable[[Config], dict[str, float]] = _no_scales
+    experts: Experts | None = None
+    config: Callable[[Config], Config] = _as_it_is
+    renames: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,203 @@
+"""Families whose layers attend and have several MLPs, of which each token takes some."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from exo.inference.cpu.families.dense import granite_scales
+from exo.inference.cpu.families.family import Experts, Family
+from exo.inference.cpu.families.positions import (
+    Config,
+    gpt_oss_rope,
+    gpt_oss_window,
+    interleaved_rope,
+    latent_rope,
+    minimax_rope,
+    mixtral_rope,
+    partial_rope,
+    plain_rope,
+    qwen2_rope,
+)
+
+
+def _every_layer(config: Config, layer: int) -> bool:
+    return True
+
+
+def sparse_steps(config: Config, layer: int) -> bool:
+    plain = config.get("mlp_only_layers") or []
+    return layer not in plain and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+
+
+_QWEN3_EXPERTS = Experts(sparse_steps)
+_MIXTRAL_EXPERTS = Experts(
+    _every_layer,
+    routing="TOP_THEN_SOFTMAX",
+    normalized="TOP_THEN_SOFTMAX",
+    count="num_local_experts",
+)
+_GRANITE_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", joined=True)
+_GPT_OSS_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", stacked="experts")
+_MIXTRAL_NAMES = {
+    "block_sparse_moe": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+}
+_GRANITE_NAMES = {
+    "block_sparse_moe": "mlp",
+    "router.layer": "router",
+    "input_linear.weight": "experts.gate_up_proj",
+    "output_linear.weight": "experts.down_proj",
+}
+
+
+def _after_first_dense(config: Config, layer: int) -> bool:
+    return layer >= int(config.get("first_k_dense_replace", 0))
+
+
+def routed_scale(config: Config) -> float:
+    return float(config.get("routed_scaling_factor") or 1.0)
+
+
+def _deepseek_groups(config: Config) -> tuple[int, int, int]:
+    return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 2
+
+
+def _ernie_layers(config: Config, layer: int) -> bool:
+    first = config.get("moe_layer_start_index", 0)
+    last = config.get("moe_layer_end_index")
+    first = min(first) if isinstance(first, list) else first
+    last = max(last) if isinstance(last, list) else last
+    interval = int(config.get("moe_layer_interval", 1))
+    is_between = first <= layer and (last is None or layer <= last)
+    return is_between and (layer + 1) % interval == 0
+
+
+def _latent_scales(config: Config) -> dict[str, float]:
+    """YaRN's correction of the temperature (arXiv:2309.00071, 3.4), squared: of query and key."""
+    scale = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5
+    scaling = config.get("rope_scaling") or {}
+    if (factor := scaling.get("factor", 1.0)) > 1 and scaling.get("mscale_all_dim"):
+        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(factor) + 1.0) ** 2
+    return {"attention_scale": scale}
+
+
+def _deepseek_layers(config: Config, layer: int) -> bool:
+    return _after_first_dense(config, layer) and layer % int(config.get("moe_layer_freq", 1)) == 0
+
+
+def _deepseek_v2_groups(config: Config) -> tuple[int, int, int]:
+    if config.get("topk_method") != "group_limited_greedy":
+        return 1, 1, 1
+    return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 1
+
+
+_GLM4_EXPERTS = Experts(
+    _after_first_dense,
+    routing="SIGMOID",
+    normalized="SIGMOID_SUMMED_1",
+    count="n_routed_experts",
+    shared="shared_experts",
+    bias="gate.e_score_correction_bias",
+    scale=routed_scale,
+    groups=_deepseek_groups,
+)
+
+
+_QWEN3_MOE = Family(rope=plain_rope, head_norms=True, experts=_QWEN3_EXPERTS)
+
+_DEEPSEEK_V3 = Family(
+    tied=False,
+    tied_by_config=False,
+    latent=True,
+    rope=latent_rope,
+    scales=_latent_scales,
+    experts=replace(
+        _GLM4_EXPERTS,
+        layers=_deepseek_layers,
+        normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
+    ),
+)
+
+MIXTURES: Mapping[str, Family] = {
+    "deepseek_v2": replace(
+        _DEEPSEEK_V3,
+        experts=Experts(
+            _deepseek_layers,
+            normalizes=lambda config: False,
+            count="n_routed_experts",
+            shared="shared_experts",
+            scale=routed_scale,
+            groups=_deepseek_v2_groups,
+        ),
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "glm4_moe_lite": replace(_DEEPSEEK_V3, latent_eps=0.0),
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_vl_moe": _QWEN3_MOE,
+    "mixtral": Family(
+        tied=False,
+        rope=mixtral_rope,
+        experts=_MIXTRAL_EXPERTS,
+        explicit_head_dim=False,
+        renames=_MIXTRAL_NAMES,
+    ),
+    "gpt_oss": Family(
+        tied=False,
+        tied_by_config=False,
+        head_dim=64,
+        activation="CLAMPED_SWIGLU",
+        sinks=True,
+        rope=gpt_oss_rope,
+        window=gpt_oss_window,
+        experts=_GPT_OSS_EXPERTS,
+    ),
+    "qwen2_moe": Family(
+        tied=False,
+        explicit_head_dim=False,
+        rope=qwen2_rope,
+        experts=Experts(
+            _every_layer,
+            normalizes=lambda config: False,
+            shared="shared_expert",
+            shared_gate="shared_expert_gate",
+        ),
+    ),
+    "olmoe": Family(head_norms=True, experts=Experts(_every_layer)),
+    "granitemoe": Family(
+        explicit_head_dim=False,
+        scales=granite_scales,
+        experts=_GRANITE_EXPERTS,
+        renames=_GRANITE_NAMES,
+    ),
+    "glm4_moe": Family(
+        tied=False, tied_by_config=False, head_norms=True, rope=partial_rope, experts=_GLM4_EXPERTS
+    ),
+    "minimax": Family(
+        tied=False,
+        head_norms=True,
+        rope=minimax_rope,
+        experts=Experts(
+            _every_layer,
+            normalizes=lambda config: True,
+            normalized="SIGMOID_SUMMED_1",
+            count="num_local_experts",
+            bias="e_score_correction_bias",
+        ),
+        renames=_MIXTRAL_NAMES,
+    ),
+    "ernie4_5_moe": Family(
+        rope=interleaved_rope,
+        experts=Experts(
+            _ernie_layers,
+            normalizes=lambda config: True,
+            count="moe_num_experts",
+            top="moe_k",
+            shared="shared_experts",
+        ),
+    ),
+}

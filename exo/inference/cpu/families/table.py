@@ -1,0 +1,15 @@
+"""Which architectures the cpu engine runs: for each, what tells it from a llama.
+
+The defaults and the arithmetic are those of mlx-lm's class of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo.inference.cpu.families.dense import DENSE
+from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.families.mixtures import MIXTURES
+from exo.inference.cpu.families.recurrent import RECURRENT
+
+FAMILIES: Mapping[str, Family] = {**DENSE, **MIXTURES, **RECURRENT}

@@ -1,0 +1,101 @@
+"""MLPs and mixtures of them: which tensors a layer has for them, and the matrices made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exo.inference.cpu import _native as native
+from exo.inference.cpu.canonical import CanonicalCheckpoint
+from exo.inference.cpu.families.architecture import Architecture
+from exo.inference.cpu.packing import Packer, as_list
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    fused = arch.family.fused_mlp
+    for name in ("gate_up_proj", "down_proj") if fused else _PROJECTIONS:
+        yield from checkpoint.parts(f"{prefix}.{name}")
+
+
+def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
+    if not arch.family.fused_mlp:
+        _gated(packer, prefix, layer)
+        return
+    rows = packer.checkpoint.shape(f"{prefix}.gate_up_proj.weight")[0]
+    layer.gate, layer.up = packer.split(f"{prefix}.gate_up_proj", [rows // 2] * 2)
+    layer.down = packer.matrix(f"{prefix}.down_proj")
+
+
+def _gated(packer: Packer, prefix: str, layer: native.Layer) -> None:
+    layer.gate = packer.matrix(f"{prefix}.gate_proj")
+    layer.up = packer.matrix(f"{prefix}.up_proj")
+    layer.down = packer.matrix(f"{prefix}.down_proj")
+
+
+def mixture_tensors(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str
+) -> Iterator[str]:
+    experts = arch.family.experts
+    assert experts is not None
+    yield from checkpoint.parts(f"{prefix}.{experts.router}")
+    if experts.bias and f"{prefix}.{experts.bias}" in checkpoint:
+        yield f"{prefix}.{experts.bias}"
+    if _has_shared(arch, checkpoint, prefix):
+        for name in _PROJECTIONS:
+            yield from checkpoint.parts(f"{prefix}.{experts.shared}.{name}")
+    if experts.shared_gate:
+        yield from checkpoint.parts(f"{prefix}.{experts.shared_gate}")
+    if _is_joined(arch, checkpoint, prefix):
+        yield f"{prefix}.experts.gate_up_proj"
+        yield f"{prefix}.experts.down_proj"
+        return
+    is_single = f"{prefix}.experts.0.gate_proj.weight" in checkpoint
+    blocks = [f"experts.{i}" for i in range(arch.expert_count)] if is_single else [experts.stacked]
+    for block in blocks:
+        for name in _PROJECTIONS:
+            yield from checkpoint.parts(f"{prefix}.{block}.{name}")
+
+
+def _has_shared(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> bool:
+    experts = arch.family.experts
+    if experts is None or not experts.shared:
+        return False
+    return f"{prefix}.{experts.shared}.gate_proj.weight" in checkpoint
+
+
+def _is_joined(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> bool:
+    """Whether all experts' gates stand over their ups in one tensor. Other families have one of
+    that name with other axes."""
+    experts = arch.family.experts
+    is_known = experts is not None and experts.joined
+    return is_known and f"{prefix}.experts.gate_up_proj" in checkpoint
+
+
+def build_mixture(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
+    names, count = arch.family.experts, arch.expert_count
+    assert names is not None
+    layer.router = packer.matrix(f"{prefix}.{names.router}")
+    if names.bias and f"{prefix}.{names.bias}" in packer.checkpoint:
+        layer.router_bias = as_list(packer.floats(f"{prefix}.{names.bias}"))
+    if _has_shared(arch, packer.checkpoint, prefix):
+        _gated(packer, f"{prefix}.{names.shared}", layer)
+    if names.shared_gate:
+        layer.shared_gate = packer.matrix(f"{prefix}.{names.shared_gate}")
+    if _is_joined(arch, packer.checkpoint, prefix):
+        gates, ups = packer.halves_of_stack(f"{prefix}.experts.gate_up_proj", count)
+        downs = packer.plain_stack(f"{prefix}.experts.down_proj", count)
+    elif f"{prefix}.experts.0.gate_proj.weight" in packer.checkpoint:
+        gates, ups, downs = (
+            [packer.matrix(f"{prefix}.experts.{index}.{name}") for index in range(count)]
+            for name in _PROJECTIONS
+        )
+    else:
+        stacked = f"{prefix}.{names.stacked}"
+        gates, ups, downs = (packer.stack(f"{stacked}.{name}", count) for name in _PROJECTIONS)
+    experts = []
+    for gate, up, down in zip(gates, ups, downs, strict=True):
+        expert = native.Expert()
+        expert.gate, expert.up, expert.down = gate, up, down
+        experts.append(expert)
+    layer.experts = experts

@@ -1,0 +1,82 @@
+"""Layers that remember a state: which tensors each has, and the native layer made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from exo.inference.cpu import _native as native
+from exo.inference.cpu.canonical import CanonicalCheckpoint
+from exo.inference.cpu.families.architecture import Architecture, Recurrent
+from exo.inference.cpu.packing import Packer, Rows, as_list
+
+_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+
+def delta_net_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    yield from (f"{prefix}.{name}" for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight"))
+    is_mixed = f"{prefix}.in_proj_qkvz.weight" in checkpoint
+    names = ("in_proj_qkvz", "in_proj_ba") if is_mixed else _PROJECTIONS
+    for name in (*names, "out_proj"):
+        yield from checkpoint.parts(f"{prefix}.{name}")
+
+
+def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNet:
+    sizes = arch.recurrent
+    assert sizes is not None
+    net = native.DeltaNet()
+    net.key_heads, net.value_heads = sizes.key_heads, sizes.value_heads
+    net.key_dim, net.value_dim = sizes.key_dim, sizes.value_dim
+    net.tiled = sizes.tiled
+    if f"{prefix}.in_proj_qkvz.weight" in packer.checkpoint:
+        qkv, z = _rows_of_qkvz(sizes)
+        net.qkv, net.z = packer.pick(f"{prefix}.in_proj_qkvz", [qkv, z])
+        both = np.arange(2 * sizes.value_heads).reshape(sizes.key_heads, 2, -1)
+        rows = [both[:, 0].reshape(-1), both[:, 1].reshape(-1)]
+        net.b, net.a = packer.pick(f"{prefix}.in_proj_ba", rows)
+    else:
+        net.qkv = packer.matrix(f"{prefix}.in_proj_qkv")
+        net.z = packer.matrix(f"{prefix}.in_proj_z")
+        net.b = packer.matrix(f"{prefix}.in_proj_b")
+        net.a = packer.matrix(f"{prefix}.in_proj_a")
+    net.convolution = _convolution(packer, f"{prefix}.conv1d")
+    net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
+    net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
+    net.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
+    net.out = packer.matrix(f"{prefix}.out_proj")
+    return net
+
+
+def _rows_of_qkvz(sizes: Recurrent) -> tuple[Rows, Rows]:
+    """Qwen3-Next's in_proj_qkvz has, for each key head, its query, key, values and gates."""
+    keys, values = sizes.key_dim, sizes.value_heads // sizes.key_heads * sizes.value_dim
+    each = np.arange(sizes.key_heads * 2 * (keys + values)).reshape(sizes.key_heads, -1)
+    q, k, v, z = np.split(each, [keys, 2 * keys, 2 * keys + values], axis=1)
+    return np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)
+
+
+def short_convolution_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    for name in ("in_proj", "conv", "out_proj"):
+        yield from checkpoint.parts(f"{prefix}.{name}")
+
+
+def short_convolution(packer: Packer, prefix: str) -> native.ShortConvolution:
+    conv = native.ShortConvolution()
+    rows = packer.checkpoint.shape(f"{prefix}.in_proj.weight")[0] // 3
+    conv.b, conv.c, conv.x = packer.split(f"{prefix}.in_proj", [rows] * 3)
+    conv.convolution = _convolution(packer, f"{prefix}.conv")
+    conv.out = packer.matrix(f"{prefix}.out_proj")
+    return conv
+
+
+def _convolution(packer: Packer, module: str) -> native.Convolution:
+    """Of each channel by itself: [channels, taps, 1] as mlx-lm has it, or [channels, 1, taps]."""
+    weights = packer.floats(f"{module}.weight")
+    channels = weights.shape[0]
+    convolution = native.Convolution()
+    convolution.taps = weights.size // channels
+    convolution.weights = as_list(weights.reshape(channels, -1).T.reshape(-1))
+    if f"{module}.bias" in packer.checkpoint:
+        convolution.bias = as_list(packer.floats(f"{module}.bias"))
+    return convolution

@@ -1,0 +1,201 @@
+// A layer's attention: positions, the KV cache, softmax over chunks of keys.
+#include <algorithm>
+#include <cstring>
+
+#include "model.hpp"
+#include "rows.hpp"
+
+namespace exo {
+
+namespace {
+
+constexpr int64_t kQueryTile = 16;  // tokens of one sequence whose attention is one task
+
+}  // namespace
+
+void Model::attention(const Layer& layer, int index) {
+  const KernelTable& k = kernels();
+  const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd, kv_width = spec_.kv_heads * hd;
+  norm_rows(layer.attention_norm,
+            groups_of({layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get()}));
+  grow(q_, rows_ * q_width);
+  grow(k_, rows_ * kv_width);
+  grow(v_, rows_ * kv_width);
+  std::vector<LinearJob> jobs = {{layer.q.get(), &normed_, 0, rows_, q_.data(), q_width},
+                                 {layer.k.get(), &normed_, 0, rows_, k_.data(), kv_width},
+                                 {layer.v.get(), &normed_, 0, rows_, v_.data(), kv_width}};
+  if (layer.output_gate) {
+    grow(z_, rows_ * q_width);
+    jobs.push_back({layer.output_gate.get(), &normed_, 0, rows_, z_.data(), q_width});
+  }
+  run_linear(jobs, spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    float* q = q_.data() + i * q_width;
+    float* key = k_.data() + i * kv_width;
+    const auto norm_heads = [&](float* row, int heads, const std::vector<float>& weight) {
+      if (weight.empty()) return;
+      if (static_cast<int64_t>(weight.size()) == hd) {
+        for (int h = 0; h < heads; h++) {
+          k.rms_norm(row + h * hd, weight.data(), row + h * hd, hd, spec_.norm_eps);
+        }
+      } else {
+        k.rms_norm(row, weight.data(), row, heads * hd, spec_.norm_eps);
+      }
+    };
+    const auto norm = [&] {
+      norm_heads(q, spec_.heads, layer.q_norm);
+      norm_heads(key, spec_.kv_heads, layer.k_norm);
+    };
+    if (!layer.norm_after_rope) norm();
+    if (layer.rope >= 0) {
+      const size_t r = static_cast<size_t>(layer.rope);
+      const int pairs = static_cast<int>(ropes[r].frequencies.size());
+      const float* cos = cos_[r].data() + i * pairs;
+      const float* sin = sin_[r].data() + i * pairs;
+      k.rotate(q, spec_.heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
+      k.rotate(key, spec_.kv_heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
+    }
+    if (layer.norm_after_rope) norm();
+    for (int64_t d = 0; d < q_width; d++) q[d] *= spec_.attention_scale;
+    const Row& row = row_[at_least(i)];
+    uint8_t* page = pages_[row.slice][row.position / kPageTokens];
+    const int slot = static_cast<int>(row.position % kPageTokens);
+    for (int h = 0; h < spec_.kv_heads; h++) {
+      const KVView kv = cache_->view(nullptr, index, h);
+      k.store_key(key + h * hd, page + kv.key_offset, slot, spec_.head_dim, kv.dtype);
+      k.store_value(v_.data() + i * kv_width + h * hd, page + kv.value_offset, slot, spec_.head_dim,
+                    kv.dtype);
+    }
+  });
+  attended_.resize(rows_, q_width, groups_of({layer.o.get()}));
+  attend(layer, index);
+  each_row(rows_, [&](int64_t i) {
+    if (layer.output_gate) {
+      float* gate = z_.data() + i * q_width;
+      k.gate(Activation::kSigmoid, gate, attended_.row(i), q_width);
+      std::memcpy(attended_.row(i), gate, at_least(q_width) * sizeof(float));
+    }
+    attended_.quantize(i, 1);
+  });
+  project_out(*layer.o, layer);
+}
+
+// Tasks are (tile of a slice's tokens, KV head); where that is a single tile, whose work would be
+// too little shared, (chunk of keys, KV head), merged afterwards in the same order.
+void Model::attend(const Layer& layer, int index) {
+  const KernelTable& kernel = kernels();
+  const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd;
+  const int per_kv = spec_.heads / spec_.kv_heads;
+  const AttentionRule rule{spec_.attention_soft_cap, layer.window};
+  struct Task {
+    int64_t row, count;  // rows of the batch
+    int64_t begin, end;  // chunks of keys
+    int64_t partial;     // where a single tile's partial results go, or -1
+    int head;            // KV head
+  };
+  thread_local std::vector<Task> tasks;
+  tasks.clear();
+  int64_t row = 0, partial = 0;
+  for (const Slice& slice : *slices_) {
+    for (int64_t i = 0; i < slice.length; i += kQueryTile) {
+      const int64_t count = std::min(kQueryTile, slice.length - i);
+      const int64_t seen = slice.start + i + count;
+      const int64_t oldest =
+          layer.window > 0 ? std::max<int64_t>(0, slice.start + i + 1 - layer.window) : 0;
+      const int64_t begin = oldest / kChunkTokens, end = (seen + kChunkTokens - 1) / kChunkTokens;
+      for (int h = 0; h < spec_.kv_heads; h++) {
+        if (slice.length > kQueryTile || end - begin == 1) {
+          tasks.push_back({row + i, count, begin, end, -1, h});
+          continue;
+        }
+        for (int64_t c = begin; c < end; c++) {
+          tasks.push_back({row + i, count, c, c + 1, partial, h});
+          partial += count * per_kv;
+        }
+      }
+    }
+    row += slice.length;
+  }
+  grow(partial_out_, partial * hd);
+  if (partials_.size() < at_least(partial)) partials_.resize(at_least(partial));
+  const auto run = [&](const Task& task) {
+    constexpr int kMaxRows = 256;
+    const float* queries[kMaxRows];
+    int64_t positions[kMaxRows];
+    Partial merged[kMaxRows], found[kMaxRows];
+    const KVView kv = cache_->view(pages_[row_[at_least(task.row)].slice], index, task.head);
+    const int at_once = std::max(1, kMaxRows / per_kv);
+    thread_local std::vector<float> sums, other;
+    for (int64_t t0 = 0; t0 < task.count; t0 += at_once) {
+      const int64_t tokens = std::min<int64_t>(at_once, task.count - t0);
+      const int rows = static_cast<int>(tokens) * per_kv;
+      for (int r = 0; r < rows; r++) {
+        const int64_t token = task.row + t0 + r / per_kv;
+        queries[r] = q_.data() + token * q_width + (task.head * per_kv + r % per_kv) * hd;
+        positions[r] = row_[at_least(token)].position;
+      }
+      if (task.partial >= 0) {
+        const int64_t place = task.partial + t0 * per_kv;
+        kernel.attend_chunk(kv, rule, task.begin, queries, positions, rows,
+                            partial_out_.data() + place * hd, partials_.data() + place);
+        continue;
+      }
+      grow(sums, rows * hd);
+      grow(other, rows * hd);
+      for (int r = 0; r < rows; r++) merged[r] = {0.f, 0.f};
+      for (int64_t c = task.begin; c < task.end; c++) {
+        kernel.attend_chunk(kv, rule, c, queries, positions, rows, other.data(), found);
+        for (int r = 0; r < rows; r++) {
+          kernel.merge(sums.data() + r * hd, merged[r], other.data() + r * hd, found[r],
+                       spec_.head_dim);
+        }
+      }
+      for (int r = 0; r < rows; r++) {
+        const int head = task.head * per_kv + r % per_kv;
+        float* out = attended_.row(task.row + t0 + r / per_kv) + head * hd;
+        if (!layer.sinks.empty()) {
+          kernel.merge(sums.data() + r * hd, merged[r], nullptr, {layer.sinks[at_least(head)], 1.f},
+                       spec_.head_dim);
+        }
+        kernel.normalize(sums.data() + r * hd, merged[r], spec_.head_dim);
+        std::memcpy(out, sums.data() + r * hd, at_least(hd) * sizeof(float));
+      }
+    }
+  };
+  const Task* first = tasks.data();
+  int64_t work = 0;
+  for (const Task& task : tasks) work += task.count * (task.end - task.begin);
+  if (work * per_kv * hd < 2000) {
+    for (const Task& task : tasks) run(task);
+  } else {
+    thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t i) { run(first[i]); });
+  }
+  // What was split by chunks: merge in order.
+  for (size_t t = 0; t < tasks.size();) {
+    const Task& task = tasks[t];
+    size_t stop = t + 1;
+    if (task.partial >= 0) {
+      while (stop < tasks.size() && tasks[stop].partial >= 0 && tasks[stop].row == task.row &&
+             tasks[stop].head == task.head) {
+        stop++;
+      }
+      for (int64_t r = 0; r < task.count * per_kv; r++) {
+        const int head = task.head * per_kv + static_cast<int>(r % per_kv);
+        float* out = attended_.row(task.row + r / per_kv) + head * hd;
+        Partial merged{0.f, 0.f};
+        for (size_t p = t; p < stop; p++) {
+          const int64_t from = tasks[p].partial + r;
+          kernel.merge(out, merged, partial_out_.data() + from * hd, partials_[at_least(from)],
+                       spec_.head_dim);
+        }
+        if (!layer.sinks.empty()) {
+          kernel.merge(out, merged, nullptr, {layer.sinks[at_least(head)], 1.f}, spec_.head_dim);
+        }
+        kernel.normalize(out, merged, spec_.head_dim);
+      }
+    }
+    t = stop;
+  }
+}
+
+}  // namespace exo

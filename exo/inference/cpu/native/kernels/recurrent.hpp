@@ -1,0 +1,80 @@
+// Layers whose memory of what was before is a state of fixed size.
+#pragma once
+
+#include "elementwise.hpp"
+
+namespace exo::EXO_ISA {
+
+template <bool SILU>
+EXO_INLINE VecF convolved(const float* x, int64_t stride, const float* weights, int64_t channels,
+                          int taps, VecF sum) {
+  for (int t = 0; t < taps; t++) sum += load(weights + t * channels) * load(x + t * stride);
+  return SILU ? sum * sigmoid(sum) : sum;
+}
+
+template <bool SILU>
+void convolve_all(const float* x, int64_t stride, const float* weights, const float* bias,
+                  int64_t channels, int taps, float* out) {
+  int64_t i = 0;
+  for (; i + W <= channels; i += W) {
+    const VecF sum = bias != nullptr ? load(bias + i) : VecF{};
+    store(out + i, convolved<SILU>(x + i, stride, weights + i, channels, taps, sum));
+  }
+  for (; i < channels; i++) {
+    VecF sum = splat(bias != nullptr ? bias[i] : 0.f);
+    for (int t = 0; t < taps; t++) sum += splat(weights[t * channels + i]) * x[t * stride + i];
+    out[i] = (SILU ? sum * sigmoid(sum) : sum)[0];
+  }
+}
+
+inline void convolve(const float* x, int64_t stride, const float* weights, const float* bias,
+                     int64_t channels, int taps, bool silu, float* out) {
+  if (silu) return convolve_all<true>(x, stride, weights, bias, channels, taps, out);
+  convolve_all<false>(x, stride, weights, bias, channels, taps, out);
+}
+
+// R rows of the state through one token.
+template <int R, bool DELTA>
+EXO_INLINE void recur_rows(float* state, const StateStep& step, int keys, int64_t row) {
+  float change[R];
+  if constexpr (DELTA) {
+    VecF recalled[R] = {};
+    for (int i = 0; i < keys; i += W) {
+      const VecF key = load(step.key + i);
+      for (int r = 0; r < R; r++) recalled[r] += load(state + (row + r) * keys + i) * key;
+    }
+    for (int r = 0; r < R; r++) {
+      change[r] = step.rate * (step.value[row + r] - step.decay * reduce_add(recalled[r]));
+    }
+  } else {
+    for (int r = 0; r < R; r++) change[r] = step.rate * step.value[row + r];
+  }
+  VecF sums[R] = {};
+  for (int i = 0; i < keys; i += W) {
+    const VecF key = load(step.key + i), query = load(step.query + i);
+    for (int r = 0; r < R; r++) {
+      float* place = state + (row + r) * keys + i;
+      const VecF now = load(place) * step.decay + change[r] * key;
+      store(place, now);
+      sums[r] += now * query;
+    }
+  }
+  for (int r = 0; r < R; r++) step.out[row + r] = reduce_add(sums[r]);
+}
+
+template <bool DELTA>
+void recur_all(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows) {
+  for (int64_t t = 0; t < tokens; t++) {
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) recur_rows<4, DELTA>(state, steps[t], keys, row);
+    for (; row < rows; row++) recur_rows<1, DELTA>(state, steps[t], keys, row);
+  }
+}
+
+inline void recur(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows,
+                  bool delta) {
+  if (delta) return recur_all<true>(state, steps, tokens, keys, rows);
+  recur_all<false>(state, steps, tokens, keys, rows);
+}
+
+}  // namespace exo::EXO_ISA

@@ -1,0 +1,163 @@
+// A layer's mixture of experts: rows ordered by the experts they are routed to.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "model.hpp"
+#include "rows.hpp"
+
+namespace exo {
+
+namespace {
+
+struct Choice {
+  int64_t expert;
+  float weight;
+};
+
+// All but the best groups of experts can no longer be chosen.
+void drop_groups(const Spec& spec, std::vector<float>& score) {
+  const int64_t groups = spec.expert_groups;
+  const int64_t each = static_cast<int64_t>(score.size()) / groups;
+  std::vector<std::pair<float, int64_t>> best;  // less the better
+  for (int64_t g = 0; g < groups; g++) {
+    std::vector<float> held(score.begin() + g * each, score.begin() + (g + 1) * each);
+    const int64_t judged = std::min<int64_t>(spec.judged_per_group, each);
+    std::partial_sort(held.begin(), held.begin() + judged, held.end(), std::greater<>());
+    best.emplace_back(-std::accumulate(held.begin(), held.begin() + judged, 0.f), g);
+  }
+  std::sort(best.begin(), best.end());
+  for (int64_t g = spec.groups_per_token; g < groups; g++) {
+    const auto begin = score.begin() + best[at_least(g)].second * each;
+    std::fill(begin, begin + each, -INFINITY);
+  }
+}
+
+// The experts of one row, best first. `logits`: the router's [count].
+void choose(const Spec& spec, const std::vector<float>& bias, const float* logits, int64_t count,
+            std::vector<Choice>& choice) {
+  const int64_t top = static_cast<int64_t>(choice.size());
+  std::vector<float> weight(logits, logits + count);
+  if (spec.routing == Routing::kSoftmaxThenTop || spec.routing == Routing::kSoftmaxThenTopSummed1) {
+    const float best = *std::max_element(weight.begin(), weight.end());
+    float total = 0;
+    for (float& w : weight) total += w = std::exp(w - best);
+    for (float& w : weight) w /= total;
+  } else if (spec.routing != Routing::kTopThenSoftmax) {
+    for (float& w : weight) w = 1.f / (1.f + std::exp(-w));
+  }
+  std::vector<float> score(weight);
+  for (size_t e = 0; e < bias.size(); e++) score[e] += bias[e];
+  if (spec.expert_groups > 1) drop_groups(spec, score);
+  std::vector<int64_t> order(at_least(count));
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + top, order.end(), [&](int64_t a, int64_t b) {
+    const float x = score[at_least(a)], y = score[at_least(b)];
+    return x != y ? x > y : a < b;
+  });
+  const float best = logits[order[0]];
+  float total = 0;
+  for (size_t t = 0; t < choice.size(); t++) {
+    const float own = weight[at_least(order[t])];
+    choice[t] = {order[t], spec.routing == Routing::kTopThenSoftmax ? std::exp(own - best) : own};
+    total += choice[t].weight;
+  }
+  const bool as_they_are =
+      spec.routing == Routing::kSoftmaxThenTop || spec.routing == Routing::kSigmoid;
+  for (Choice& one : choice) one.weight *= (as_they_are ? 1.f : 1.f / total) * spec.expert_scale;
+}
+
+}  // namespace
+
+void Model::experts(const Layer& layer) {
+  const KernelTable& k = kernels();
+  const Expert& any = layer.experts.front();
+  const int64_t count = static_cast<int64_t>(layer.experts.size()), width = any.gate->rows;
+  const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
+  norm_rows(layer.mlp_norm,
+            groups_of({any.gate.get(), any.up.get(), layer.gate.get(), layer.up.get()}));
+  // The router reads float activations: a rounding there would choose other experts.
+  grow(router_out_, rows_ * count);
+  std::vector<LinearJob> scored = {
+      {layer.router.get(), &normed_, 0, rows_, router_out_.data(), count}};
+  if (layer.shared_gate) {
+    grow(z_, rows_);
+    scored.push_back({layer.shared_gate.get(), &normed_, 0, rows_, z_.data(), 1});
+  }
+  run_linear(scored, true);
+
+  struct Slot {
+    int64_t row, expert;
+    float weight;
+    int64_t place;  // among all slots, ordered by expert
+  };
+  std::vector<Slot> chosen;
+  std::vector<Choice> choice(at_least(top));
+  std::vector<int64_t> first(at_least(count + 1));
+  for (int64_t i = 0; i < rows_; i++) {
+    choose(spec_, layer.router_bias, router_out_.data() + i * count, count, choice);
+    for (const Choice& one : choice) chosen.push_back({i, one.expert, one.weight, 0});
+  }
+  for (const Slot& slot : chosen) first[at_least(slot.expert + 1)]++;
+  for (int64_t e = 0; e < count; e++) first[at_least(e + 1)] += first[at_least(e)];
+  std::vector<int64_t> next(first.begin(), first.end() - 1);
+  for (Slot& slot : chosen) slot.place = next[at_least(slot.expert)]++;
+
+  gathered_.resize(slots, hidden, groups_of({any.gate.get(), any.up.get()}));
+  each_row(slots, [&](int64_t i) {
+    gathered_.copy_row(chosen[at_least(i)].place, normed_, chosen[at_least(i)].row);
+  });
+  gated_.resize(slots, width, groups_of({any.down.get()}));
+  grow(up_, slots * width);
+  grow(expert_out_, slots * hidden);
+  std::vector<LinearJob> in, out;
+  for (int64_t e = 0; e < count; e++) {
+    const int64_t begin = first[at_least(e)], rows = first[at_least(e + 1)] - begin;
+    if (rows == 0) continue;
+    const Expert& expert = layer.experts[at_least(e)];
+    in.push_back({expert.gate.get(), &gathered_, begin, rows, gated_.row(begin), width});
+    in.push_back({expert.up.get(), &gathered_, begin, rows, up_.data() + begin * width, width});
+    out.push_back(
+        {expert.down.get(), &gated_, begin, rows, expert_out_.data() + begin * hidden, hidden});
+  }
+  const int64_t shared_width = layer.gate ? layer.gate->rows : 0;
+  if (layer.gate) {
+    shared_.resize(rows_, shared_width, groups_of({layer.down.get()}));
+    grow(in_, rows_ * shared_width);
+    grow(shared_out_, rows_ * hidden);
+    in.push_back({layer.gate.get(), &normed_, 0, rows_, shared_.row(0), shared_width});
+    in.push_back({layer.up.get(), &normed_, 0, rows_, in_.data(), shared_width});
+    out.push_back({layer.down.get(), &shared_, 0, rows_, shared_out_.data(), hidden});
+  }
+  run_linear(in, spec_.precise);
+  if (layer.gate) {
+    each_row(rows_, [&](int64_t i) {
+      k.gate(spec_.activation, shared_.row(i), in_.data() + i * shared_width, shared_width);
+      shared_.quantize(i, 1);
+    });
+  }
+  each_row(slots, [&](int64_t i) {
+    k.gate(spec_.activation, gated_.row(i), up_.data() + i * width, width);
+    gated_.quantize(i, 1);
+  });
+  run_linear(out, spec_.precise);
+  grow(y_, rows_ * hidden);
+  each_row(rows_, [&](int64_t i) {
+    float* y = y_.data() + i * hidden;
+    std::memset(y, 0, at_least(hidden) * sizeof(float));
+    for (int64_t t = 0; t < top; t++) {
+      const Slot& slot = chosen[at_least(i * top + t)];
+      k.add_scaled(y, expert_out_.data() + slot.place * hidden, slot.weight, hidden);
+    }
+    if (layer.gate) {
+      const float share = layer.shared_gate ? 1.f / (1.f + std::exp(-z_[at_least(i)])) : 1.f;
+      k.add_scaled(y, shared_out_.data() + i * hidden, share, hidden);
+    }
+    add_residual(x(i), y, layer.after_mlp_norm);
+  });
+}
+
+}  // namespace exo

@@ -1,0 +1,158 @@
+// Layers that remember a state of fixed size instead of attending: gated delta nets, convolutions.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "model.hpp"
+#include "rows.hpp"
+
+namespace exo {
+
+namespace {
+
+constexpr int kStateRows = 32;  // of a head's state: one task, and small enough for a first cache
+
+float softplus(float x) { return std::max(x, 0.f) + std::log1p(std::exp(-std::abs(x))); }
+
+}  // namespace
+
+void Model::convolve(const Convolution& convolution, int64_t channels, bool silu, int64_t state) {
+  const KernelTable& k = kernels();
+  const int64_t before = convolution.taps - 1, slices = static_cast<int64_t>(slices_->size());
+  const size_t bytes = at_least(channels) * sizeof(float);
+  grow(window_, (rows_ + slices * before) * channels);
+  grow(convolved_, rows_ * channels);
+  const float* bias = convolution.bias.empty() ? nullptr : convolution.bias.data();
+  // A slice's rows stand behind the last ones before it.
+  const auto window = [&](size_t slice, int64_t row) {
+    return window_.data() + (row + static_cast<int64_t>(slice) * before) * channels;
+  };
+  int64_t first = 0;
+  for (size_t s = 0; s < slices_->size(); s++) {
+    std::memcpy(window(s, first), state_[s] + state, bytes * at_least(before));
+    first += (*slices_)[s].length;
+  }
+  each_row(rows_, [&](int64_t i) {
+    const size_t slice = row_[at_least(i)].slice;
+    std::memcpy(window(slice, i + before), in_.data() + i * channels, bytes);
+  });
+  each_row(rows_, [&](int64_t i) {
+    k.convolve(window(row_[at_least(i)].slice, i), channels, convolution.weights.data(), bias,
+               channels, convolution.taps, silu, convolved_.data() + i * channels);
+  });
+  first = 0;
+  for (size_t s = 0; s < slices_->size(); s++) {
+    first += (*slices_)[s].length;
+    std::memcpy(state_[s] + state, window(s, first), bytes * at_least(before));
+  }
+}
+
+void Model::short_convolution(const Layer& layer, int64_t state) {
+  const ShortConvolution& conv = *layer.short_convolution;
+  const int64_t channels = conv.x->rows;
+  norm_rows(layer.attention_norm, groups_of({conv.b.get(), conv.c.get(), conv.x.get()}));
+  grow(in_, rows_ * channels);
+  grow(up_, rows_ * channels);
+  grow(z_, rows_ * channels);
+  run_linear({{conv.x.get(), &normed_, 0, rows_, in_.data(), channels},
+              {conv.b.get(), &normed_, 0, rows_, up_.data(), channels},
+              {conv.c.get(), &normed_, 0, rows_, z_.data(), channels}},
+             spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    for (int64_t c = i * channels; c < (i + 1) * channels; c++)
+      in_[at_least(c)] *= up_[at_least(c)];
+  });
+  convolve(conv.convolution, channels, false, state);
+  attended_.resize(rows_, channels, groups_of({conv.out.get()}));
+  each_row(rows_, [&](int64_t i) {
+    const float *z = z_.data() + i * channels, *y = convolved_.data() + i * channels;
+    for (int64_t c = 0; c < channels; c++) attended_.row(i)[c] = z[c] * y[c];
+    attended_.quantize(i, 1);
+  });
+  project_out(*conv.out, layer);
+}
+
+void Model::delta_net(const Layer& layer, int64_t state) {
+  const KernelTable& k = kernels();
+  const DeltaNet& net = *layer.delta_net;
+  const int64_t heads = net.value_heads, values = net.value_dim, keys = net.key_dim;
+  const int64_t key_width = net.key_heads * keys, width = heads * values, channels = net.qkv->rows;
+  norm_rows(layer.attention_norm,
+            groups_of({net.qkv.get(), net.z.get(), net.a.get(), net.b.get()}));
+  grow(in_, rows_ * channels);
+  grow(z_, rows_ * width);
+  run_linear({{net.qkv.get(), &normed_, 0, rows_, in_.data(), channels},
+              {net.z.get(), &normed_, 0, rows_, z_.data(), width}},
+             spec_.precise);
+  // A rounding of how fast a state fades adds up over all tokens.
+  grow(up_, rows_ * heads);
+  grow(router_out_, rows_ * heads);
+  run_linear({{net.a.get(), &normed_, 0, rows_, up_.data(), heads},
+              {net.b.get(), &normed_, 0, rows_, router_out_.data(), heads}},
+             true);
+  convolve(net.convolution, channels, true, state);
+
+  attended_.resize(rows_, width, groups_of({net.out.get()}));
+  if (state_steps_.size() < at_least(rows_ * heads)) state_steps_.resize(at_least(rows_ * heads));
+  // Queries and keys of length 1; queries also over the square root of their size.
+  const float shrink = 1.f / std::sqrt(static_cast<float>(keys));
+  const std::vector<float> query_scale(at_least(keys), shrink * shrink);
+  const std::vector<float> key_scale(at_least(keys), shrink);
+  const float eps = 1e-6f * shrink * shrink;
+  each_row(rows_, [&](int64_t i) {
+    float* q = convolved_.data() + i * channels;
+    for (int h = 0; h < net.key_heads; h++) {
+      float *query = q + h * keys, *key = q + key_width + h * keys;
+      k.rms_norm(query, query_scale.data(), query, keys, eps);
+      k.rms_norm(key, key_scale.data(), key, keys, eps);
+    }
+    for (int64_t h = 0; h < heads; h++) {
+      const int64_t key_head = net.tiled ? h % net.key_heads : h / (heads / net.key_heads);
+      const int64_t of_keys = key_head * keys;
+      const size_t at = at_least(i * heads + h);
+      const float fading = softplus(up_[at] + net.dt_bias[at_least(h)]);
+      state_steps_[at_least(h * rows_ + i)] = {q + key_width + of_keys,
+                                               q + of_keys,
+                                               q + 2 * key_width + h * values,
+                                               std::exp(-net.decay[at_least(h)] * fading),
+                                               1.f / (1.f + std::exp(-router_out_[at])),
+                                               attended_.row(i) + h * values};
+    }
+  });
+
+  const int64_t matrices = state + (net.convolution.taps - 1) * channels;
+  const int64_t parts = (values + kStateRows - 1) / kStateRows;
+  const int64_t slices = static_cast<int64_t>(slices_->size());
+  std::vector<int64_t> first(at_least(slices));
+  for (int64_t s = 1; s < slices; s++) {
+    first[at_least(s)] = first[at_least(s - 1)] + (*slices_)[at_least(s - 1)].length;
+  }
+  const auto run = [&](int64_t task) {
+    const int64_t part = task % parts, head = task / parts % heads, s = task / parts / heads;
+    const int64_t row = part * kStateRows, count = std::min<int64_t>(kStateRows, values - row);
+    const int64_t tokens = (*slices_)[at_least(s)].length;
+    thread_local std::vector<StateStep> steps;
+    const StateStep* from = state_steps_.data() + head * rows_ + first[at_least(s)];
+    steps.assign(from, from + tokens);
+    for (StateStep& step : steps) {
+      step.value += row;
+      step.out += row;
+    }
+    float* matrix = state_[at_least(s)] + matrices + (head * values + row) * keys;
+    k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, true);
+  };
+  thread_pool().run(slices * heads * parts, run);
+
+  each_row(rows_, [&](int64_t i) {
+    float *out = attended_.row(i), *z = z_.data() + i * width;
+    for (int64_t h = 0; h < heads; h++) {
+      k.rms_norm(out + h * values, net.norm.data(), out + h * values, values, spec_.norm_eps);
+    }
+    k.gate(Activation::kSilu, z, out, width);
+    std::memcpy(out, z, at_least(width) * sizeof(float));
+    attended_.quantize(i, 1);
+  });
+  project_out(*net.out, layer);
+}
+
+}  // namespace exo
