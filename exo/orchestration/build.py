@@ -8,8 +8,9 @@ from exo.errors import InvalidRequest
 from exo.inference.choose import make_engine
 from exo.networking.calls.peer_files import GrpcFilePeer
 from exo.networking.discovery.base import Discovery, NoDiscovery
-from exo.networking.discovery.interfaces import Interface, lan_interfaces, named_interfaces
+from exo.networking.discovery.interfaces import Interface
 from exo.networking.discovery.manual import ManualDiscovery
+from exo.networking.discovery.network import Network
 from exo.networking.discovery.udp import UDPDiscovery
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.node import StandardNode
@@ -21,15 +22,14 @@ def build_node(config: NodeConfig) -> StandardNode:
     Raises:
         InvalidRequest: a setting that cannot be.
     """
-    chosen = config.interfaces
-    interfaces = named_interfaces(chosen) if chosen else lan_interfaces()
+    network = Network(config.interfaces)
     sharing = Sharing(config.node_id, connect=GrpcFilePeer)
     sources = default_sources(config.models_dir, sharing, config.models_folders)
     store = ModelStore(config.models_dir, sources)
     engine = make_engine(config.engine, config.threads, precise=config.precise)
     engine.kv_memory = config.kv_memory_bytes
-    discovery = _discovery(config, interfaces)
-    return StandardNode(config, engine, store, sharing, discovery, interfaces)
+    discovery = _discovery(config, network.interfaces)
+    return StandardNode(config, engine, store, sharing, discovery, network)
 
 
 def _discovery(config: NodeConfig, interfaces: list[Interface]) -> Discovery:

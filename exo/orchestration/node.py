@@ -36,7 +36,8 @@ from exo.networking.calls.messages import (
 from exo.networking.calls.peer_handle import Beat
 from exo.networking.calls.server import NodeHandler, NodeServer
 from exo.networking.discovery.base import Discovery, Route
-from exo.networking.discovery.interfaces import KINDS, Interface
+from exo.networking.discovery.interfaces import Interface
+from exo.networking.discovery.network import Network
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.rings.frames import Frame
 from exo.orchestration.config import NodeConfig
@@ -74,7 +75,7 @@ class StandardNode(NodeHandler):
         store: ModelStore,
         sharing: Sharing,
         discovery: Discovery,
-        interfaces: list[Interface],
+        network: Network,
     ) -> None:
         self.config = config
         self.store = store
@@ -84,7 +85,7 @@ class StandardNode(NodeHandler):
         self._capabilities = probe(config.memory_bytes)
         self._probed_at = time.monotonic()
         self._discovery = discovery
-        self._interfaces = interfaces
+        self._network = network
         self._server = NodeServer(self)
         self.membership = Membership(
             config,
@@ -92,7 +93,7 @@ class StandardNode(NodeHandler):
             self._on_joined,
             self._on_lost,
             self._on_beat,
-            self._interface_of,
+            network.interface_of,
             lambda: self.rings.watched,
         )
         sharing.neighbours = self.membership.addresses
@@ -140,15 +141,22 @@ class StandardNode(NodeHandler):
         Raises:
             OSError: the port is taken.
         """
-        hosts = sorted({i.address for i in self._interfaces} | {"127.0.0.1"})
-        if self.config.node_host:
-            hosts = [self.config.node_host]
+        fixed = self.config.node_host
+        hosts = [fixed] if fixed else self._network.addresses
         port = await self._server.start(hosts, self.config.listen_port)
         now = asyncio.get_running_loop().time
         self.membership.start(port, News(self._urgent_news, self._usual_news, now))
         self._keeper.start()
         await self._discovery.start(self.membership, self.port)
+        self._tasks.background(self._network.follow(self._use), "network")
         logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
+
+    async def _use(self, interfaces: list[Interface]) -> None:
+        try:
+            if not self.config.node_host:
+                await self._server.listen_also(self._network.addresses)
+        finally:  # what can be used is, whatever else cannot
+            await self._discovery.use(interfaces)
 
     async def leave(self, limit_s: float, say: Callable[[str], None]) -> None:
         """Before `stop`: have others take over what this node does for them, and end what it does
@@ -199,8 +207,18 @@ class StandardNode(NodeHandler):
             has_ring = True
             return plan
 
-        wait_s = self.config.serving.rejoin_wait_s
-        answer = generate_on_any_ring(request, ring, self._generate_at_head, wait_s)
+        def waits() -> None:
+            away = self.membership.away[:1] or ["the ring"]
+            on_progress(Progress("waiting", f"for {away[0]} to come back"))
+
+        answer = generate_on_any_ring(
+            request,
+            ring,
+            self._generate_at_head,
+            self.config.serving.rejoin_wait_s,
+            lambda: self.membership.lost_at,
+            waits,
+        )
         is_first = True
         try:
             async with contextlib.aclosing(answer):
@@ -471,7 +489,7 @@ class StandardNode(NodeHandler):
             raise InvalidRequest(
                 f"node {own.node_id} belongs to cluster {own.cluster!r}, not {request.cluster!r}"
             )
-        route = Route(host, request.port, *self._interface_of(host))
+        route = Route(host, request.port, *self._network.interface_of(host))
         self.membership.heard(request.node_id, request.instance_id, route)
         if request.node_id == own.node_id and request.instance_id != own.instance_id:
             raise InvalidRequest(
@@ -538,11 +556,6 @@ class StandardNode(NodeHandler):
         self.reports.lost(node_id)
         self.rings.lose(node_id, error)
         self._tell_changed()
-
-    def _interface_of(self, host: str) -> tuple[str, int]:
-        """(name, rank) of the interface that leads to `host`."""
-        found = next((i for i in self._interfaces if i.reaches(host)), None)
-        return (found.name, found.rank) if found else ("other", KINDS.index("other"))
 
     def _members(self) -> dict[str, Member]:
         """Every live node as the planner calls it."""

@@ -16,6 +16,7 @@ from exo.download.store import ModelStore
 from exo.inference.dummy.engine import DummyEngine, Faults
 from exo.networking.calls.messages import PROTOCOL
 from exo.networking.discovery.base import NoDiscovery, Route
+from exo.networking.discovery.network import Network
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
     NodeServiceServicer,
@@ -25,12 +26,25 @@ from exo.orchestration.config import NodeConfig
 from exo.orchestration.node import StandardNode
 
 
+class NoInterfaces(Network):
+    """Whatever is reached, is reached over the worst kind of interface."""
+
+    def __init__(self) -> None:
+        super().__init__(["lo"], interval_s=3600)
+        self.interfaces = []
+
+
 @contextlib.asynccontextmanager
 async def node(name: str, folder: Path, host: str = "127.0.0.1") -> AsyncIterator[StandardNode]:
     """A node in this process, on the dummy engine, that only hears what the test tells it."""
     config = NodeConfig(name, uuid.uuid4().hex, folder, node_host=host, memory_bytes=10**9)
     made = StandardNode(
-        config, DummyEngine(Faults()), ModelStore(folder, []), Sharing(), NoDiscovery(), []
+        config,
+        DummyEngine(Faults()),
+        ModelStore(folder, []),
+        Sharing(),
+        NoDiscovery(),
+        NoInterfaces(),
     )
     await made.start()
     try:

@@ -42,7 +42,7 @@ def lan() -> Iterator[None]:
             ip("-n", host, "address", "add", "172.17.0.1/16", "dev", "docker0")
             ip("-n", host, "link", "set", "docker0", "up")
         for host in HOSTS:
-            # A link takes a moment to come up, and exo reads the interfaces when it starts.
+            # A link takes a moment to come up.
             wait(lambda host=host: "state UP" in ip("-n", host, "link", "show", "eth0"), "a link")
     except subprocess.CalledProcessError as error:
         _remove()
@@ -85,6 +85,17 @@ def state(host: str, peer: str) -> str:
     return str(topology(host)["nodes"].get(peer, {}).get("state", ""))
 
 
+def whereabouts(host: str, peer: str) -> str:
+    return str(topology(host)["nodes"].get(peer, {}).get("address", ""))
+
+
+def stop(nodes: list[subprocess.Popen[bytes]]) -> None:
+    for node in nodes:
+        node.terminate()
+    for node in nodes:
+        assert node.wait(5) == 130
+
+
 def test_two_hosts_find_each_other_and_notice_a_pulled_cable(lan: None, tmp_path: Path) -> None:
     a, b = HOSTS
     nodes = [start(host, tmp_path) for host in HOSTS]
@@ -98,7 +109,20 @@ def test_two_hosts_find_each_other_and_notice_a_pulled_cable(lan: None, tmp_path
         ip("-n", b, "link", "set", "eth0", "up")
         wait(lambda: state(a, b) == state(b, a) == "alive", "it is plugged in again")
     finally:
-        for node in nodes:
-            node.terminate()
-        for node in nodes:
-            assert node.wait(5) == 130
+        stop(nodes)
+
+
+def test_a_network_that_comes_after_exo_and_another_one_later(lan: None, tmp_path: Path) -> None:
+    """A machine whose exo starts before its Wi-Fi, and that is carried to another one."""
+    a, b = HOSTS
+    ip("-n", b, "address", "flush", "dev", "eth0")
+    nodes = [start(host, tmp_path) for host in HOSTS]
+    try:
+        wait(lambda: state(b, b) == "self" and state(a, a) == "self", "both run, each alone")
+        for address in (HOSTS[b], "10.77.12.7"):
+            ip("-n", b, "address", "flush", "dev", "eth0")
+            ip("-n", b, "address", "add", f"{address}/20", "broadcast", "+", "dev", "eth0")
+            wait(lambda: state(a, b) == state(b, a) == "alive", f"it is found at {address}")
+            wait(lambda at=address: whereabouts(a, b).startswith(at), f"it is reached at {address}")
+    finally:
+        stop(nodes)

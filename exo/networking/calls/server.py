@@ -124,15 +124,10 @@ class NodeServer:
 
     def __init__(self, handler: NodeHandler) -> None:
         self._rings = RingServer(handler.on_frame)
-        self.ring_port = 0
-        self._server = grpc.aio.server(interceptors=[TakesName()], options=OPTIONS)
-        self._servicer = servicer = _Servicer(handler)
-        add_NodeServiceServicer_to_server(servicer, self._server)
-        # Pieces of files are bytes from end to end; a message would be copied twice more.
-        read_file = grpc.unary_stream_rpc_method_handler(
-            servicer.ReadFile, pb.ReadFileRequest.FromString
-        )
-        self._server.add_registered_method_handlers("exo.NodeService", {"ReadFile": read_file})
+        self.port = self.ring_port = 0
+        self._hosts: set[str] = set()
+        self._servers: list[grpc.aio.Server] = []
+        self._servicer = _Servicer(handler)
 
     async def start(self, hosts: list[str], port: int) -> int:
         """Listen; port 0 picks free ones, any other is followed by the one for rings. Returns the
@@ -142,23 +137,51 @@ class NodeServer:
             OSError: the port is taken.
         """
         ring_port = port + 1 if port else 0
-        for host in hosts:
-            try:
-                port = self._server.add_insecure_port(f"{host}:{port}")
-            except RuntimeError as error:
-                raise OSError(f"cannot listen on {host}:{port} for other nodes: {error}") from error
+        server, self.port = self._calls_on(hosts, port)
         # After what may fail, so that nothing is left listening.
         self.ring_port = await self._listen_for_rings(hosts, ring_port)
-        await self._server.start()
-        return port
+        await server.start()
+        self._servers.append(server)
+        self._hosts.update(hosts)
+        return self.port
+
+    async def listen_also(self, hosts: list[str]) -> None:
+        """On these too, on the same ports. A host that is gone is listened on further: when it
+        comes back so do its connections.
+
+        Raises:
+            OSError: a port is taken there, or the host is gone again.
+        """
+        for host in sorted(set(hosts) - self._hosts):
+            # A server of its own: gRPC's take no more addresses once they run.
+            server, _ = self._calls_on([host], self.port)
+            await self._rings.listen([host], self.ring_port)
+            await server.start()
+            self._servers.append(server)
+            self._hosts.add(host)
+
+    def _calls_on(self, hosts: list[str], port: int) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(interceptors=[TakesName()], options=OPTIONS)
+        add_NodeServiceServicer_to_server(self._servicer, server)
+        # Pieces of files are bytes from end to end; a message would be copied twice more.
+        read_file = grpc.unary_stream_rpc_method_handler(
+            self._servicer.ReadFile, pb.ReadFileRequest.FromString
+        )
+        server.add_registered_method_handlers("exo.NodeService", {"ReadFile": read_file})
+        for host in hosts:
+            try:
+                port = server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError as error:
+                raise OSError(f"cannot listen on {host}:{port} for other nodes: {error}") from error
+        return server, port
 
     async def _listen_for_rings(self, hosts: list[str], port: int) -> int:
         try:
-            return await self._rings.start(hosts, port)
+            return await self._rings.listen(hosts, port)
         except OSError as error:
             if port == 0:
                 raise
-            found = await self._rings.start(hosts, 0)
+            found = await self._rings.listen(hosts, 0)
             logger.warning(
                 "rings use port %d, because %d is taken (%s): a firewall has to let it through",
                 found,
@@ -174,7 +197,7 @@ class NodeServer:
 
     async def stop(self) -> None:
         await self._rings.stop()
-        await self._server.stop(grace=0.2)
+        await asyncio.gather(*(server.stop(grace=0.2) for server in self._servers))
 
 
 class _Servicer(NodeServiceServicer):

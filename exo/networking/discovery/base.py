@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from exo.networking.discovery.interfaces import Interface
+
 
 @dataclass(frozen=True)
 class Route:
@@ -38,6 +40,14 @@ class Discovery(ABC):
     @abstractmethod
     async def start(self, listener: DiscoveryListener, port: int) -> None:
         """Begin; `port` is where this node listens for others."""
+
+    async def use(self, interfaces: list[Interface]) -> None:
+        """The machine has these interfaces now.
+
+        Raises:
+            OSError: one of them cannot be used yet; the others are.
+        """
+        return  # who does not announce itself has nothing to do
 
     @abstractmethod
     async def stop(self) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -62,21 +62,27 @@ def named_interfaces(names: Iterable[str]) -> list[Interface]:
     Raises:
         InvalidRequest: there is none of that name with an IPv4 address.
     """
-    there = all_interfaces()
     chosen = []
     for name in names:
-        matching = [i for i in there if name in (i.name, i.address)]
+        matching = find_interfaces([name])
         if not matching:
-            known = ", ".join(sorted({i.name for i in there})) or "none"
+            known = ", ".join(sorted({i.name for i in all_interfaces()})) or "none"
             raise InvalidRequest(f"--interface {name}: no such interface; there are: {known}")
         chosen += matching
     return chosen
+
+
+def find_interfaces(names: Iterable[str]) -> list[Interface]:
+    """Those of the names, or addresses, that are there."""
+    names = set(names)
+    return [i for i in all_interfaces() if {i.name, i.address} & names]
 
 
 def all_interfaces() -> list[Interface]:
     """Every IPv4 address of every interface that is up."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = []
+    kinds = _mac_ports(frozenset(up)) if platform.system() == "Darwin" else None
     for name, addresses in psutil.net_if_addrs().items():
         for entry in addresses:
             if entry.family != socket.AF_INET or name not in up or not entry.netmask:
@@ -84,15 +90,15 @@ def all_interfaces() -> list[Interface]:
             network = ipaddress.IPv4Network(f"{entry.address}/{entry.netmask}", strict=False)
             # Loopback has no broadcast address of its own; Linux delivers to the network's.
             broadcast = entry.broadcast or str(network.broadcast_address)
-            found.append(Interface(name, entry.address, network, broadcast, _kind(name)))
+            found.append(Interface(name, entry.address, network, broadcast, _kind(name, kinds)))
     return found
 
 
-def _kind(name: str) -> str:
+def _kind(name: str, mac_ports: dict[str, str] | None) -> str:
     if name.startswith("lo"):
         return "loopback"
-    if platform.system() == "Darwin":
-        return _mac_ports().get(name, "other")
+    if mac_ports is not None:
+        return mac_ports.get(name, "other")
     if name.startswith("thunderbolt"):
         return "thunderbolt"
     if name.startswith("wl") or Path(f"/sys/class/net/{name}/wireless").exists():
@@ -100,9 +106,10 @@ def _kind(name: str) -> str:
     return "ethernet" if name.startswith(("en", "eth")) else "other"
 
 
-@cache
-def _mac_ports() -> dict[str, str]:
-    """Device → kind, by the names macOS gives its hardware ports."""
+@lru_cache(maxsize=1)
+def _mac_ports(_up: frozenset[str]) -> dict[str, str]:
+    """Device → kind, by the names macOS gives its hardware ports; asked for again when other
+    interfaces are up."""
     try:
         listed = subprocess.run(
             ["networksetup", "-listallhardwareports"],

@@ -90,26 +90,51 @@ class UDPDiscovery(Discovery):
         self._counters: Counter[str] = Counter()
         self._tasks = TaskOwner("discovery")
         self._senders: dict[Interface, socket.socket] = {}
-        self._transports: list[asyncio.DatagramTransport] = []
+        self._receivers: dict[str, asyncio.DatagramTransport] = {}  # by what they are bound to
+        self._listener: DiscoveryListener | None = None
         self._failing: set[Interface] = set()
         self._port = 0
 
     async def start(self, listener: DiscoveryListener, port: int) -> None:
-        self._port = port
-        loop = asyncio.get_running_loop()
-        for host in self._listen_hosts():
-            transport, _ = await loop.create_datagram_endpoint(
-                lambda: _Receiver(self, listener), sock=_socket(host, self._broadcast_port)
-            )
-            self._transports.append(transport)
-        for interface in self._interfaces:
-            self._senders[interface] = _socket(interface.address, 0)
+        self._port, self._listener = port, listener
+        await self.use(self._interfaces)
         self._tasks.background(self._announce_forever(), "announce")
+
+    async def use(self, interfaces: list[Interface]) -> None:
+        assert self._listener is not None, "started first"
+        self._interfaces = interfaces
+        for gone in self._senders.keys() - interfaces:
+            self._senders.pop(gone).close()
+        hosts = self._listen_hosts()
+        for host in self._receivers.keys() - hosts:
+            self._receivers.pop(host).close()
+        failed: list[OSError] = []
+        for host in sorted(hosts - self._receivers.keys()):
+            try:
+                self._receivers[host] = await self._receive_on(host, self._listener)
+            except OSError as error:
+                failed.append(error)
+        for interface in interfaces:
+            if interface not in self._senders:
+                try:
+                    self._senders[interface] = _socket(interface.address, 0)
+                except OSError as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
+
+    async def _receive_on(
+        self, host: str, listener: DiscoveryListener
+    ) -> asyncio.DatagramTransport:
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: _Receiver(self, listener), sock=_socket(host, self._broadcast_port)
+        )
+        return transport
 
     async def stop(self) -> None:
         await self._tasks.close()
         self._announce(leaving=True)
-        for transport in self._transports:
+        for transport in self._receivers.values():
             transport.close()
         for sender in self._senders.values():
             sender.close()
@@ -118,12 +143,12 @@ class UDPDiscovery(Discovery):
     def status(self) -> dict[str, int]:
         return dict(self._counters)
 
-    def _listen_hosts(self) -> list[str]:
+    def _listen_hosts(self) -> set[str]:
         """Bound to a broadcast address a socket hears that network and nothing else; only Linux
         can do that."""
         if platform.system() == "Linux":
-            return sorted({i.broadcast for i in self._interfaces})
-        return [""]
+            return {i.broadcast for i in self._interfaces}
+        return {""}
 
     async def _announce_forever(self) -> None:
         while True:

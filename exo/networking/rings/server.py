@@ -29,21 +29,23 @@ class RingServer:
         self._servers: list[asyncio.Server] = []
         self._sessions: set[_Session] = set()
 
-    async def start(self, hosts: list[str], port: int) -> int:
-        """Listen on the given hosts, all on one port; 0 picks a free one. Returns the port.
+    async def listen(self, hosts: list[str], port: int) -> int:
+        """On the given hosts too, all on one port; 0 picks a free one. Returns the port.
 
         Raises:
             OSError: the port is taken.
         """
         loop = asyncio.get_running_loop()
+        opened = []
         try:
             for host in hosts:
-                server = await loop.create_server(self._accept, host, port)
-                self._servers.append(server)
-                port = server.sockets[0].getsockname()[1]
+                opened.append(await loop.create_server(self._accept, host, port))
+                port = opened[-1].sockets[0].getsockname()[1]
         except OSError:
-            await self.stop()
+            for server in opened:
+                server.close()
             raise
+        self._servers += opened
         return port
 
     def _accept(self) -> _Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -104,6 +105,7 @@ class Membership(DiscoveryListener):
         self._asking: set[str] = set()
         self._duplicate_of_self = ""
         self._silent: dict[str, float] = {}  # who fell silent here, until when others are told
+        self._lost: dict[str, float] = {}  # when each was last lost; the event loop's clock
         self._tasks = TaskOwner("membership")
         self.port = 0
 
@@ -407,11 +409,23 @@ class Membership(DiscoveryListener):
             self._tasks.background(handle.close(), "close")
         if was_alive:
             logger.info("node %s is gone: %s", peer.node_id, error.message)
+            self._lost[peer.node_id] = asyncio.get_running_loop().time()
             if isinstance(error, StepTimeout) and not peer.suspected:
                 # Whose connection was cut everybody knows; who is silent, only those who ask.
                 self._silent[peer.node_id] = asyncio.get_running_loop().time() + SUSPECTED_S
                 self._beat_all()
             self._on_lost(peer.node_id, error)
+
+    @property
+    def lost_at(self) -> float:
+        """When a node was last lost, by the event loop's clock."""
+        return max(self._lost.values(), default=-math.inf)
+
+    @property
+    def away(self) -> list[str]:
+        """Nodes that were here once, the last one lost first."""
+        away = self._lost.keys() - self.alive
+        return sorted(away, key=self._lost.__getitem__, reverse=True)
 
     def _hello(self) -> pb.HelloRequest:
         return pb.HelloRequest(

@@ -29,13 +29,16 @@ async def generate_on_any_ring(
     ring: Callable[[str], Awaitable[RingPlan]],
     at_head: Callable[[RingPlan, GenerationRequest], AsyncGenerator[GenerationEvent, None]],
     rejoin_wait_s: float,
+    lost_at: Callable[[], float],
+    waits: Callable[[], None],
 ) -> AsyncGenerator[GenerationEvent, None]:
     """The tokens of one sequence, whichever rings they come from: none twice, none missing. What a
     ring had computed and not told is computed again by the next one, to the same tokens.
 
-    `ring` gives one that serves, not the one whose hash it is told; `at_head` has it generate. An
-    answer that has begun waits `rejoin_wait_s` for a ring that can go on with it: a node that is
-    needed may come back.
+    `ring` gives one that serves, not the one whose hash it is told; `at_head` has it generate. A
+    node that is needed may come back: an answer that has begun waits `rejoin_wait_s` for a ring
+    that can go on with it, and one that has not, until that long after `lost_at`, when a node was
+    last lost. `waits` is called before each new try of it.
 
     Raises:
         ExoError: no ring could be had, or the sequence failed.
@@ -58,20 +61,21 @@ async def generate_on_any_ring(
                     yield event
             return
         except ExoError as error:
-            if not isinstance(error, _RING_ENDED) and not (
-                given and isinstance(error, ModelTooLarge)
-            ):
+            if not isinstance(error, (*_RING_ENDED, ModelTooLarge)):
                 raise
             attempt += 1
             if attempt == 1:
                 trouble_since, trouble = clock(), error.message
-            if given and clock() - trouble_since > rejoin_wait_s:
+            waited = clock() - (trouble_since if given else lost_at()) > rejoin_wait_s
+            if given and waited:
                 raise type(error)(
                     f"{trouble}. For {rejoin_wait_s:.0f} s nobody could go on with the answer, of "
                     f"{len(given)} tokens: {error.message}"
                 ) from error
-            if not given and attempt == ATTEMPTS:
+            if waited and (attempt >= ATTEMPTS or isinstance(error, ModelTooLarge)):
                 raise
+            if isinstance(error, ModelTooLarge):
+                waits()
             logger.info(
                 "%s: %s; going on after %d tokens", request.sequence_id, error.message, len(given)
             )

@@ -65,7 +65,7 @@ class Received:
 async def own_server(received: Received) -> AsyncIterator[int]:
     server = RingServer(received.on_frame)
     try:
-        yield await server.start(["127.0.0.1"], 0)
+        yield await server.listen(["127.0.0.1"], 0)
     finally:
         await server.stop()
 
@@ -178,7 +178,7 @@ async def test_a_port_that_is_taken_on_one_address_leaves_nothing_behind() -> No
     with socket.create_server(("127.0.0.2", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(OSError, match=str(port)):
-            await server.start(["127.0.0.1", "127.0.0.2"], port)
+            await server.listen(["127.0.0.1", "127.0.0.2"], port)
         socket.create_server(("127.0.0.1", port)).close()
     await server.stop()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -24,6 +26,7 @@ class Cluster:
         self._lives = lives
         self._epoch = 0
         self.asked: list[GenerationRequest] = []
+        self.waits: list[float] = []
 
     async def ring(self, dead_hash: str) -> RingPlan:
         if isinstance(self._lives[0], ModelTooLarge):
@@ -50,9 +53,21 @@ class Cluster:
         raise PeerUnavailable("b is gone")
 
 
-def answer_of(cluster: Cluster) -> list[int]:
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def answer_of(cluster: Cluster, *, was_lost: bool = False) -> list[int]:
     async def tokens() -> list[int]:
-        events = generate_on_any_ring(REQUEST, cluster.ring, cluster.at_head, REJOIN_WAIT_S)
+        lost_at = now() if was_lost else -math.inf
+        events = generate_on_any_ring(
+            REQUEST,
+            cluster.ring,
+            cluster.at_head,
+            REJOIN_WAIT_S,
+            lambda: lost_at,
+            lambda: cluster.waits.append(now() - lost_at),
+        )
         return [event.token.token_id async for event in events if event.token]
 
     loop = VirtualTimeLoop()
@@ -85,6 +100,19 @@ def test_a_ring_that_cannot_be_had_again_is_waited_for_but_not_for_ever() -> Non
     with pytest.raises(ModelTooLarge, match=r"gone.* 10 s .* of 3 tokens: b is away"):
         answer_of(cluster)
     assert 100 - len(cluster._lives) > REJOIN_WAIT_S / 2
+
+
+def test_who_has_not_begun_waits_for_a_node_lost_a_moment_ago() -> None:
+    away: list[int | ExoError] = [ModelTooLarge("b is away") for _ in range(100)]
+    cluster = Cluster([*away[:5], 99])
+    assert answer_of(cluster, was_lost=True) == list(range(100, 110))
+    assert len(cluster.waits) == 5
+    cluster = Cluster(away)
+    with pytest.raises(ModelTooLarge, match=r"^b is away$"):
+        answer_of(cluster, was_lost=True)
+    assert REJOIN_WAIT_S - 2 < cluster.waits[-1] <= REJOIN_WAIT_S
+    gone = PeerUnavailable("b is gone")
+    assert len(answer_of(Cluster([gone] * 8 + [99]), was_lost=True)) == 10
 
 
 def test_an_engine_that_fails_ends_the_answer() -> None:
