@@ -1,9 +1,10 @@
 // One answer: streamed into a message's place on the page, and into its conversation.
 
 import { chat } from "./api.js";
-import { megabytes } from "./cluster.js";
 import { make, note } from "./dom.js";
 import { Growing } from "./markdown.js";
+import { bar } from "./progress.js";
+import { t } from "./words.js";
 
 // What each node does for a model while its first answer waits: a bar for each.
 function watchNodes(model, into) {
@@ -13,30 +14,14 @@ function watchNodes(model, into) {
     const event = JSON.parse(data);
     if (event.model !== model) return;
     nodes.set(event.node_id, event);
-    into.replaceChildren(...[...nodes.values()].map(nodeBar));
+    into.replaceChildren(...[...nodes.values()].map(bar));
   });
   return source;
 }
 
-function nodeBar({ node_id, phase, done, total, speed, eta_s, warning }) {
-  const bar = make("progress");
-  const facts = [
-    `${node_id}: ${phase}`,
-    total ? `${megabytes(done)} of ${megabytes(total)}` : "",
-    speed ? `${megabytes(speed)}/s` : "",
-    eta_s ? `${Math.ceil(eta_s)} s left` : "",
-    warning ?? "",
-  ];
-  if (total || phase === "ready") {
-    bar.max = total || 1;
-    bar.value = phase === "ready" ? bar.max : done;
-  }
-  return make("label", { className: "node" }, note(facts.filter(Boolean).join(" · ")), bar);
-}
-
 export function folded(thoughts) {
   const inside = make("p", { textContent: thoughts });
-  return make("details", { className: "thoughts" }, make("summary", { textContent: "Thinking" }), inside);
+  return make("details", { className: "thoughts" }, make("summary", { textContent: t("Thinking") }), inside);
 }
 
 function measured(began, first, usage) {
@@ -51,12 +36,17 @@ function measured(began, first, usage) {
   };
 }
 
+// Why an answer did not come to its end. ("stopped" and "interrupted" are kept; the rest is an error's.)
+export const stopped = (message) => STOPS[message.stopped]?.() ?? message.stopped;
+
+const STOPS = { stopped: () => t("stopped"), interrupted: () => t("interrupted") };
+
 export function inWords({ tokens, prompt, cached, first_s, rate }) {
   const facts = [
-    tokens ? `${tokens} tokens` : "",
-    rate ? `${rate.toFixed(rate < 10 ? 1 : 0)} tok/s` : "",
-    first_s ? `first after ${first_s.toFixed(2)} s` : "",
-    cached ? `${cached} of ${prompt} prompt tokens were cached` : "",
+    tokens ? t("{tokens} tokens", { tokens }) : "",
+    rate ? t("{rate} tok/s", { rate: rate.toFixed(rate < 10 ? 1 : 0) }) : "",
+    first_s ? t("first after {seconds} s", { seconds: first_s.toFixed(2) }) : "",
+    cached ? t("{cached} of {prompt} prompt tokens were cached", { cached, prompt }) : "",
   ];
   return facts.filter(Boolean).join(" · ");
 }
@@ -106,7 +96,7 @@ export async function stream(body, message, place, signal, onPart) {
     if (message.content) growing.finish(message.content);
     else place.body.replaceChildren();
     message.stopped = error.name === "AbortError" ? "stopped" : error.message;
-    place.body.append(note(` ${message.stopped}`, error.name === "AbortError" ? "" : "error"));
+    place.body.append(note(` ${stopped(message)}`, error.name === "AbortError" ? "" : "error"));
   } finally {
     watch?.close();
   }

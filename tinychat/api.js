@@ -1,5 +1,7 @@
 // The node's HTTP API.
 
+import { t } from "./words.js";
+
 const KEY = "tinychat.key";
 let noKey = false; // whoever has none is not asked again and again
 
@@ -10,7 +12,7 @@ export async function ask(url, options = {}) {
   const response = await fetch(url, { ...options, headers });
   if (response.status !== 401 || noKey) return response;
   if (localStorage.getItem(KEY) === key) {
-    const said = window.prompt("This node wants an API key:", "")?.trim();
+    const said = window.prompt(t("This node wants an API key:"), "")?.trim();
     noKey = !said;
     if (noKey) return response;
     localStorage.setItem(KEY, said);

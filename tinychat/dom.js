@@ -1,5 +1,7 @@
 // Small helpers for making elements. Text is always text: nothing here parses HTML.
 
+import { t } from "./words.js";
+
 export const element = (id) => document.getElementById(id);
 
 export function make(name, properties = {}, ...children) {
@@ -9,6 +11,14 @@ export function make(name, properties = {}, ...children) {
     else made[key] = value;
   }
   made.append(...children);
+  return made;
+}
+
+// The same of SVG.
+export function shape(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
   return made;
 }
 
@@ -28,10 +38,10 @@ export const escaped = (text) =>
 
 // Copies what `textOf` gives when it is pressed, and says so for a moment.
 export function copyButton(textOf) {
-  const made = button("Copy", async () => {
+  const made = button(t("Copy"), async () => {
     await navigator.clipboard.writeText(textOf());
-    made.textContent = "Copied";
-    setTimeout(() => (made.textContent = "Copy"), 1500);
+    made.textContent = t("Copied");
+    setTimeout(() => (made.textContent = t("Copy")), 1500);
   });
   return made;
 }

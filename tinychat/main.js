@@ -1,20 +1,24 @@
 // The page: which conversation is shown, and what people do.
 
-import { stream } from "./answer.js";
+import { inWords, stream } from "./answer.js";
 import { getJson } from "./api.js";
 import { ClusterView } from "./cluster.js";
+import { Commands } from "./commands.js";
 import * as kept from "./conversations.js";
 import { button, download, element, make } from "./dom.js";
 import { Models } from "./models.js";
 import { asRequest, Settings } from "./settings.js";
 import { Transcript } from "./transcript.js";
+import { speak, t } from "./words.js";
+
+await speak();
 
 const MODEL = "tinychat.model";
 const SAVE_MS = 150;
 const LARGEST_FILE = 512 * 1024;
 
 const page = Object.fromEntries(
-  "model cluster picture nodes messages welcome composer input send stop clear list search settings export import attach files aside menu said"
+  "model cluster picture nodes messages welcome composer input send stop clear commands list search settings export import attach files aside menu said"
     .split(" ")
     .map((id) => [id, element(id)]),
 );
@@ -43,14 +47,14 @@ function drawList() {
 }
 
 function entry(each) {
-  const open = button(each.title || "New chat", () => turnTo(each), { className: "title" });
+  const open = button(each.title || t("New chat"), () => turnTo(each), { className: "title" });
   if (each.id === conversation.id) open.setAttribute("aria-current", "true");
   const rename = async () => {
-    const title = window.prompt("Name of this conversation:", each.title)?.trim();
+    const title = window.prompt(t("Name of this conversation:"), each.title)?.trim();
     if (title) await keep({ ...each, title });
   };
   const remove = async () => {
-    if (!window.confirm(`Delete "${each.title}"?`)) return;
+    if (!window.confirm(t('Delete "{title}"?', each))) return;
     await kept.remove(each.id);
     if (each.id === conversation.id) begin();
     await listConversations();
@@ -58,9 +62,9 @@ function entry(each) {
   const asText = () => download(`${each.title || "chat"}.md`, kept.asMarkdown(each), "text/markdown");
   const acts = make("span", { className: "acts" });
   acts.append(
-    button("✎", rename, { "aria-label": `rename ${each.title}`, title: "rename" }),
-    button("⤓", asText, { "aria-label": `save ${each.title} as Markdown`, title: "save as Markdown" }),
-    button("×", remove, { "aria-label": `delete ${each.title}`, title: "delete" }),
+    button("✎", rename, { "aria-label": t("rename {title}", each), title: t("rename") }),
+    button("⤓", asText, { "aria-label": t("save {title} as Markdown", each), title: t("save as Markdown") }),
+    button("×", remove, { "aria-label": t("delete {title}", each), title: t("delete") }),
   );
   return make("li", {}, open, acts);
 }
@@ -90,7 +94,7 @@ function begin() {
 
 // ---- asking --------------------------------------------------------------------------------
 
-const transcript = new Transcript(page.messages, page.welcome, {
+const acts = {
   turnTo(message) {
     if (streaming) return;
     kept.show(conversation, message);
@@ -115,7 +119,8 @@ const transcript = new Transcript(page.messages, page.welcome, {
     transcript.show(conversation);
     answer(message, true);
   },
-});
+};
+const transcript = new Transcript(page.messages, page.welcome, acts);
 
 function request(message, goesOn) {
   const messages = kept.path(conversation).filter((each) => goesOn || each !== message);
@@ -143,7 +148,7 @@ async function answer(message, goesOn = false) {
   setBusy(false);
   shown.updated = Date.now();
   const failed = message.stopped && message.stopped !== "stopped" ? message.stopped : "";
-  say(failed || "the answer is there", failed ? "error" : "hidden"); // seen already
+  say(failed || t("the answer is there"), failed ? "error" : "hidden"); // seen already
   if (!message.content && !message.thoughts) {
     // Nothing was said: the question can be asked again.
     delete shown.messages[message.id];
@@ -165,12 +170,70 @@ function setBusy(busy) {
   if (!busy) page.input.focus();
 }
 
-page.composer.addEventListener("submit", (event) => {
+// ---- commands, as in `exo run` ---------------------------------------------------------------
+
+function chooseModel(name) {
+  const every = [...page.model.options];
+  const wanted = name.toLowerCase();
+  const found = every.filter((one) => [one.text, one.value].some((text) => text.toLowerCase().includes(wanted)));
+  const exact = found.find((one) => [one.text.toLowerCase(), one.value.toLowerCase()].includes(wanted));
+  const chosen = exact ?? (found.length === 1 ? found[0] : null);
+  if (!name || !chosen) {
+    const names = (found.length ? found : every).map(({ text }) => text).join(", ");
+    const none = name && !found.length;
+    return say(none ? t("no model is named {name}; there are: {names}", { name, names }) : t("models: {names}", { names }));
+  }
+  page.model.value = chosen.value;
+  localStorage.setItem(MODEL, chosen.value);
+  return say(t("answers come from {model} now", { model: chosen.text }));
+}
+
+const lastAnswer = () => kept.path(conversation).findLast(({ role }) => role === "assistant");
+
+const commands = new Commands(page.input, page.commands, {
+  new: [t("begin another conversation"), begin],
+  model: [t("which model answers: /model NAME"), chooseModel],
+  system: [
+    t("the system prompt: /system TEXT, or /system alone for none"),
+    async (text) => {
+      const { system: _, ...others } = conversation.settings;
+      conversation.settings = text ? { ...others, system: text } : others;
+      if (conversation.head) await keep();
+      say(text ? t("the system prompt is kept for this conversation") : t("there is no system prompt"));
+    },
+  ],
+  regen: [
+    t("answer the last question again"),
+    () => {
+      const last = lastAnswer();
+      if (last) acts.again(last);
+      else say(t("there is no answer yet"));
+    },
+  ],
+  file: [t("attach text files"), () => page.files.click()],
+  save: [
+    t("save this conversation as Markdown"),
+    () => download(`${conversation.title || "chat"}.md`, kept.asMarkdown(conversation), "text/markdown"),
+  ],
+  load: [t("read conversations from a file"), () => page.import.click()],
+  stats: [
+    t("how fast the last answer was"),
+    () => {
+      const last = lastAnswer();
+      if (last?.stats) say(inWords(last.stats));
+      else say(last ? t("the last answer was not measured: it did not come to its end") : t("there is no answer yet"));
+    },
+  ],
+});
+
+page.composer.addEventListener("submit", async (event) => {
   event.preventDefault();
   const content = page.input.value.trim();
   if (!content || streaming) return;
   page.input.value = "";
   fit();
+  commands.offer();
+  if (await commands.run(content)) return;
   const parent = editing ? editing.parent : conversation.head;
   const wasEdited = editing !== null;
   editing = null;
@@ -218,7 +281,7 @@ async function attach(files) {
   for (const file of files) {
     const text = file.size <= LARGEST_FILE ? await file.text() : "\0";
     if (text.includes("\0")) {
-      say(`${file.name} is no text of at most ${LARGEST_FILE / 1024} KB`, "error");
+      say(t("{name} is no text of at most {size} KB", { name: file.name, size: LARGEST_FILE / 1024 }), "error");
       continue;
     }
     const fence = text.includes("```") ? "~~~~" : "```";
@@ -242,7 +305,7 @@ page.export.addEventListener("click", async () => {
 page.import.addEventListener("change", async () => {
   try {
     const count = await kept.imported(await page.import.files[0].text());
-    say(`${count} conversations were read`);
+    say(t("{count} conversations were read", { count }));
     await listConversations();
   } catch (error) {
     say(error.message, "error");

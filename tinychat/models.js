@@ -2,22 +2,19 @@
 
 import { ask, getJson } from "./api.js";
 import { button, element, make, note } from "./dom.js";
+import { bar, size } from "./progress.js";
+import { t } from "./words.js";
 
 const LOOK_MS = 1500;
 const TYPED_MS = 400;
 
-export function size(bytes) {
-  if (bytes === null) return "";
-  return bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(bytes < 1e10 ? 1 : 0)} GB`;
-}
-
 const FITS = {
-  here: () => ["fits here", "good"],
-  cluster: () => ["fits the cluster", "good"],
-  no: ({ missing }) => [`too large by ${size(missing)}`, "bad"],
+  here: () => [t("fits here"), "good"],
+  cluster: () => [t("fits the cluster"), "good"],
+  no: ({ missing }) => [t("too large by {size}", { size: size(missing) }), "bad"],
 };
 
-async function send(method, url, body) {
+export async function send(method, url, body) {
   const response = await ask(url, {
     method,
     ...(body && { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }),
@@ -77,10 +74,13 @@ export class Models {
         ? Map.groupBy(progress.data, ({ model }) => model)
         : progress.data.reduce((all, one) => all.set(one.model, [...(all.get(one.model) ?? []), one]), new Map());
       const { here, cluster } = catalog.memory;
-      this.#status.textContent = `${size(here)} free on this node, ${size(cluster)} in the cluster`;
+      this.#status.textContent = t("{here} free on this node, {cluster} in the cluster", {
+        here: size(here),
+        cluster: size(cluster),
+      });
       this.#draw();
     } catch {
-      this.#status.textContent = "this node does not answer";
+      this.#status.textContent = t("this node does not answer");
     }
     if (this.#dialog.open) this.#timer = setTimeout(() => this.#look(), LOOK_MS);
   }
@@ -90,15 +90,15 @@ export class Models {
     if (words === this.#searched) return;
     this.#searched = words;
     this.#found = [];
-    this.#hubSaid = words.length < 2 ? "" : "asking the hub…";
+    this.#hubSaid = words.length < 2 ? "" : t("asking the hub…");
     this.#draw();
     if (words.length < 2) return;
     let found = [];
-    let said = "nothing else on the hub has such a name";
+    let said = t("nothing else on the hub has such a name");
     try {
       found = (await getJson(`/v1/catalog/search?q=${encodeURIComponent(words)}`)).data;
     } catch {
-      said = "the hub cannot be asked from here";
+      said = t("the hub cannot be asked from here");
     }
     if (words !== this.#searched) return;
     this.#found = found.map((each) => ({ nodes: [], ...each }));
@@ -111,7 +111,7 @@ export class Models {
     const matches = ({ id, name }) => words.every((word) => `${id} ${name}`.toLowerCase().includes(word));
     const rank = ({ ready, nodes }) => (ready ? 0 : nodes.length ? 1 : 2);
     const shown = this.#known.filter(matches).sort((a, b) => rank(a) - rank(b) || (a.size ?? 0) - (b.size ?? 0));
-    this.#drawInto(this.#here, shown, "no model here has such a name");
+    this.#drawInto(this.#here, shown, t("no model here has such a name"));
     const known = new Set(this.#known.flatMap(({ id, repo }) => [id, repo]));
     const others = this.#found.filter(({ id }) => !known.has(id));
     this.#drawInto(this.#hub, others, this.#hubSaid);
@@ -141,12 +141,12 @@ export class Models {
     const where = nodes.map(({ node_id, whole, size: bytes }) => (whole ? node_id : `${node_id} (${size(bytes)})`));
     const facts = [
       id === name ? "" : id,
-      model.gguf ? "GGUF, several sizes" : size(model.size),
-      model.downloads ? `${model.downloads.toLocaleString()} downloads` : "",
-      where.length ? `on ${where.join(", ")}` : "",
+      model.gguf ? t("GGUF, several sizes") : size(model.size),
+      model.downloads ? t("{count} downloads", { count: model.downloads.toLocaleString() }) : "",
+      where.length ? t("on {nodes}", { nodes: where.join(", ") }) : "",
     ];
     const title = make("p", { className: "title" }, make("strong", { textContent: name }));
-    if (ready) title.append(note("loaded", "badge good"));
+    if (ready) title.append(note(t("loaded"), "badge good"));
     else if (fits) title.append(note(fits, `badge ${kind}`));
     row.append(title, make("p", { className: "note", textContent: facts.filter(Boolean).join(" · ") }));
     for (const doing of this.#doing.get(id) ?? []) {
@@ -165,22 +165,22 @@ export class Models {
     const act = (label, work, properties = {}) =>
       acts.append(button(label, work, { disabled: Boolean(busy), "aria-label": `${label} ${model.name}`, ...properties }));
     const fetching = (this.#doing.get(id) ?? []).some(({ phase }) => ["downloading", "checking", "verifying"].includes(phase));
-    act("Chat", () => {
+    act(t("Chat"), () => {
       this.#dialog.close();
       this.#onChoose(id);
     });
-    if (ready) act("Unload", () => this.#do(id, "unloading", () => send("DELETE", `/v1/load/${path(id)}`), "its memory is free"));
-    else act("Load", () => this.#do(id, "loading", () => send("POST", "/v1/load", { model: id }), ""));
+    if (ready) act(t("Unload"), () => this.#do(id, t("unloading"), () => send("DELETE", `/v1/load/${path(id)}`), t("its memory is free")));
+    else act(t("Load"), () => this.#do(id, t("loading"), () => send("POST", "/v1/load", { model: id }), ""));
     if (fetching) {
-      act("Cancel", () => this.#do(id, "", () => send("DELETE", `/v1/download/${path(id)}`), ""), { disabled: false });
+      act(t("Cancel"), () => this.#do(id, "", () => send("DELETE", `/v1/download/${path(id)}`), ""), { disabled: false });
     } else if (!nodes.some(({ whole }) => whole)) {
-      act("Download", () => this.#do(id, "", () => send("POST", "/v1/download", { model: id }), ""));
+      act(t("Download"), () => this.#do(id, "", () => send("POST", "/v1/download", { model: id }), ""));
     }
-    act("Where?", () => this.#do(id, "asking every node", () => this.#placement(id), null));
+    act(t("Where?"), () => this.#do(id, t("asking every node"), () => this.#placement(id), null));
     if (removable && !ready) {
-      act("Delete", async () => {
-        if (!window.confirm(`Delete the files of ${model.name} from this machine?`)) return;
-        await this.#do(id, "deleting", () => send("DELETE", `/v1/models/${path(id)}`), "its files are gone");
+      act(t("Delete"), async () => {
+        if (!window.confirm(t("Delete the files of {name} from this machine?", model))) return;
+        await this.#do(id, t("deleting"), () => send("DELETE", `/v1/models/${path(id)}`), t("its files are gone"));
       });
     }
     if (busy) acts.append(note(`${busy}…`));
@@ -190,10 +190,11 @@ export class Models {
   async #placement(id) {
     const found = await send("GET", `/v1/placement/${path(id)}`);
     const members = found.members.map(
-      ({ node_id, start_layer, end_layer }) => `${node_id} layers ${start_layer} to ${end_layer - 1}`,
+      ({ node_id, start_layer, end_layer }) =>
+        `${node_id} ${t("layers {first} to {last}", { first: start_layer, last: end_layer - 1 })}`,
     );
     const rate = found.predicted_tokens_per_s;
-    return `${members.join(", ")}${rate ? `; about ${rate} tokens a second` : ""}`;
+    return `${members.join(", ")}${rate ? `; ${t("about {rate} tokens a second", { rate })}` : ""}`;
   }
 
   // Asks for something of a model; what comes of it stands in its row. `done`: null for what `work` gives.
@@ -211,19 +212,4 @@ export class Models {
     this.#busy.delete(id);
     await this.#look();
   }
-}
-
-function bar({ node_id, phase, done, total, speed, eta_s, warning }) {
-  const facts = [
-    `${node_id}: ${phase}`,
-    total ? `${size(done)} of ${size(total)}` : "",
-    speed ? `${size(speed)}/s` : "",
-    eta_s ? `${Math.ceil(eta_s)} s left` : "",
-    warning ?? "",
-  ];
-  const progress = make("progress");
-  if (total) [progress.max, progress.value] = [total, done];
-  const label = make("label", { className: "node" }, note(facts.filter(Boolean).join(" · ")));
-  if (phase !== "failed") label.append(progress);
-  return label;
 }

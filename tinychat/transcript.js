@@ -1,9 +1,10 @@
 // A conversation on the page: its messages, and what can be done with each.
 
-import { folded, inWords } from "./answer.js";
+import { folded, inWords, stopped } from "./answer.js";
 import { path, siblings } from "./conversations.js";
 import { button, copyButton, make, note } from "./dom.js";
 import { render } from "./markdown.js";
+import { t } from "./words.js";
 
 // So many messages are drawn at once: a conversation of thousands opens as soon as one of few.
 const DRAWN = 100;
@@ -31,7 +32,7 @@ export class Transcript {
     const drawn = document.createDocumentFragment();
     const earlier = messages.slice(0, -DRAWN);
     if (earlier.length) {
-      const more = button(`Earlier messages (${earlier.length})`, () => {
+      const more = button(t("Earlier messages ({count})", { count: earlier.length }), () => {
         const fromBottom = this.#scroller.scrollHeight - this.#scroller.scrollTop;
         more.replaceWith(this.#drawn(conversation, earlier));
         this.#scroller.scrollTop = this.#scroller.scrollHeight - fromBottom;
@@ -62,7 +63,7 @@ export class Transcript {
     else {
       if (message.thoughts) element.prepend(folded(message.thoughts));
       render(body, message.content);
-      if (message.stopped) body.append(note(` ${message.stopped}`));
+      if (message.stopped) body.append(note(` ${stopped(message)}`));
     }
     element.append(this.#foot(conversation, message));
     return { element, body };
@@ -96,18 +97,19 @@ export class Transcript {
           disabled: !same[at + by],
         });
       foot.append(
-        turn(-1, "earlier branch", "‹"),
+        turn(-1, t("earlier branch"), "‹"),
         make("span", { textContent: `${at + 1}/${same.length}` }),
-        turn(1, "later branch", "›"),
+        turn(1, t("later branch"), "›"),
       );
     }
     if (message.role === "user") {
-      foot.append(button("Edit", () => this.#acts.edit(message)));
+      foot.append(button(t("Edit"), () => this.#acts.edit(message)));
     } else {
       const copy = copyButton(() => message.content);
-      foot.append(copy, button("Again", () => this.#acts.again(message), { title: "another answer" }));
+      const again = () => this.#acts.again(message);
+      foot.append(copy, button(t("Again"), again, { title: t("another answer") }));
       if (message.stopped && message.content) {
-        foot.append(button("Go on", () => this.#acts.goOn(message)));
+        foot.append(button(t("Go on"), () => this.#acts.goOn(message)));
       }
       if (message.stats) foot.append(make("span", { className: "stats", textContent: inWords(message.stats) }));
     }

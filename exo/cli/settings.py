@@ -237,7 +237,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=10.0,
         metavar="SECONDS",
-        help="for nodes that went away in the middle of an answer and are needed (default 10)",
+        help="for nodes that are needed and went away a moment ago (default 10)",
     )
     api.add_argument(
         "--speculation",

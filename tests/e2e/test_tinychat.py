@@ -408,6 +408,60 @@ async def test_a_conversation_has_its_own_settings(page: Page) -> None:
     await expect(page.locator("[name=system]")).to_have_value("")
 
 
+async def test_a_node_is_looked_into_and_drained(page: Page) -> None:
+    await page.click("#cluster")
+    n0 = page.locator(".machine", has=page.get_by_role("button", name="n0", exact=True))
+    await n0.get_by_role("button", name="n0").click()
+    await expect(n0.locator(".more")).to_contain_text("round trip")
+    await expect(n0.locator(".more")).to_contain_text("no models on its disk")
+    await n0.get_by_role("button", name="Drain").click()
+    await expect(n0).to_contain_text("drained")
+    await expect(page.locator("#picture svg .arc")).to_have_count(1, timeout=20_000)
+    await n0.get_by_role("button", name="Use again").click()
+    await expect(page.locator("#picture svg .arc")).to_have_count(2, timeout=20_000)
+    await expect(n0).not_to_contain_text("drained")
+
+
+async def test_the_last_minutes_are_plotted(page: Page) -> None:
+    await page.click("#cluster")
+    await expect(page.locator("#picture .history path")).to_have_count(2)
+    await ask(page, "hello")
+    await expect(page.locator(".history figcaption").first).not_to_have_text(
+        re.compile("at most 0 tok/s"), timeout=20_000
+    )
+    await expect(page.locator(".history figcaption").last).to_contain_text("Memory in use")
+
+
+async def test_lines_with_a_slash_are_commands(page: Page) -> None:
+    await page.fill("#input", "/")
+    await expect(page.locator("#commands button")).to_have_count(8)
+    await page.fill("#input", "/sy")
+    await page.press("#input", "Tab")
+    await expect(page.locator("#input")).to_have_value("/system ")
+    await expect(page.locator("#commands")).to_be_hidden()
+    await page.keyboard.type("Be brief.")
+    await page.press("#input", "Enter")
+    await expect(page.locator("#said")).to_contain_text("kept for this conversation")
+    await page.fill("#input", "/model nothing")
+    await page.press("#input", "Enter")
+    await expect(page.locator("#said")).to_contain_text("no model is named nothing; there are: ")
+    await page.fill("#input", "/model dummy")
+    await page.press("#input", "Enter")
+    await expect(page.locator("#said")).to_contain_text("answers come from dummy now")
+    async with page.expect_request("**/v1/chat/completions") as sent:
+        await ask(page, "/usr/bin/env is what?")
+    messages = (await sent.value).post_data_json["messages"]
+    assert [each["content"] for each in messages] == ["Be brief.", "/usr/bin/env is what?"]
+    await expect(page.locator(".stats")).to_contain_text("tokens", timeout=20_000)
+    await ask(page, "/stats")
+    await expect(page.locator("#said")).to_contain_text("tokens")
+    async with page.expect_request("**/v1/chat/completions"):
+        await ask(page, "/regen")
+    await answered(page)
+    await ask(page, "/new")
+    await expect(page.locator("#messages .message")).to_have_count(0)
+
+
 async def test_text_files_are_attached(page: Page) -> None:
     file = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"one\ntwo\n"}
     await page.set_input_files("#files", files=[file])  # type: ignore[list-item]
@@ -583,14 +637,20 @@ async def grave(page: Page) -> list[str]:
 async def views(page: Page, name: str) -> dict[str, list[str]]:
     """What is grave in each view, which is shown in turn."""
     wrong = {"welcome": await grave(page)}
+    await page.fill("#input", "/")
+    await expect(page.locator("#commands button").first).to_be_visible()
+    wrong["commands"] = await grave(page)
+    await shot(page, f"commands-{name}")
     await ask(page, "hello **you**\n\n```python\nprint(1)\n```")
     await said(page, 5)
     await expect(page.locator("#send")).to_be_visible(timeout=20_000)
     wrong["chat"] = await grave(page)
     await shot(page, f"chat-{name}")
     await page.click("#cluster")
-    await expect(page.locator("#picture .machine").first).to_be_visible()
+    await page.locator("#picture .machine button").first.click()
+    await expect(page.locator("#picture .more").first).to_be_visible()
     wrong["cluster"] = await grave(page)
+    await shot(page, f"cluster-{name}")
     await page.click("#cluster")
     await page.click("#settings")
     wrong["settings"] = await grave(page)
@@ -605,6 +665,23 @@ async def views(page: Page, name: str) -> dict[str, list[str]]:
         wrong["list"] = await grave(page)
         await shot(page, f"list-{name}")
     return {view: found for view, found in wrong.items() if found}
+
+
+async def test_it_speaks_what_the_browser_asks_for(c: Cluster) -> None:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for locale, language, begin, nodes in (
+            ("de-AT", "de", "Neuer Chat", "2 Knoten"),
+            ("zh-CN", "zh", "新对话", "2 个节点"),
+            ("nl-NL", "en", "New chat", "2 nodes"),
+        ):
+            page = await browser.new_page(locale=locale)
+            await page.goto(c.nodes["n1"].url)
+            await expect(page.locator("html")).to_have_attribute("lang", language)
+            await expect(page.locator("#clear")).to_have_text(begin)
+            await expect(page.locator("#cluster")).to_contain_text(nodes)
+            await page.close()
+        await browser.close()
 
 
 async def test_axe_finds_nothing_serious(c: Cluster) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
+import pytest
 from cluster import cluster, free_port, until
 
 from exo.download.sharing import Sharing
@@ -157,3 +159,26 @@ async def test_wait_for_peers_waits(tmp_path: Path) -> None:
         assert "exo is ready" not in first.tail()
         c.add("n1")
         await until(lambda: "exo is ready" in first.tail(), "it goes on")
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((host, port)) == 0
+
+
+async def test_a_host_is_listened_on_once_its_ports_are_free(tmp_path: Path) -> None:
+    async with node("a", tmp_path) as a:
+        server = a._server
+        assert not listens("127.0.0.2", a.port)
+        await server.listen_also(["127.0.0.1", "127.0.0.2"])
+        assert listens("127.0.0.2", a.port) and listens("127.0.0.2", server.ring_port)
+        for taken in (a.port, server.ring_port):
+            with socket.socket() as other:
+                other.bind(("127.0.0.3", taken))
+                other.listen()
+                with pytest.raises(OSError, match=r"127\.0\.0\.3|in use"):
+                    await server.listen_also(["127.0.0.3"])
+        await server.listen_also(["127.0.0.3"])
+        assert listens("127.0.0.3", a.port) and listens("127.0.0.3", server.ring_port)
+    assert not listens("127.0.0.2", a.port)

@@ -155,8 +155,12 @@ class NodeServer:
         for host in sorted(set(hosts) - self._hosts):
             # A server of its own: gRPC's take no more addresses once they run.
             server, _ = self._calls_on([host], self.port)
-            await self._rings.listen([host], self.ring_port)
             await server.start()
+            try:
+                await self._rings.listen([host], self.ring_port)
+            except OSError:
+                await server.stop(None)  # frees the port; one that never ran would keep it
+                raise
             self._servers.append(server)
             self._hosts.add(host)
 

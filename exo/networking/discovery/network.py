@@ -48,21 +48,25 @@ class Network:
         problem = ""
         while True:
             await asyncio.sleep(self._interval_s)
-            # In a thread: macOS is asked for its ports by a command.
-            found = await asyncio.to_thread(self._look)
-            for there, interfaces in ((found, self.interfaces), (self.interfaces, found)):
-                for one in interfaces:
-                    if one not in there:
-                        verb = "is there" if there is self.interfaces else "is gone"
-                        logger.info("the network of %s, %s, %s", one.name, one.address, verb)
-            self.interfaces = found
             try:
+                # In a thread: macOS is asked for its ports by a command.
+                found = await asyncio.to_thread(self._look)
+                self._tell(found)
+                self.interfaces = found
                 await use(found)
                 problem = ""
             except OSError as error:
                 if str(error) != problem:
                     logger.warning("a network cannot be used yet: %s", error)
                 problem = str(error)
+
+    def _tell(self, found: list[Interface]) -> None:
+        for one in found:
+            if one not in self.interfaces:
+                logger.info("the network of %s, %s, is there", one.name, one.address)
+        for one in self.interfaces:
+            if one not in found:
+                logger.info("the network of %s, %s, is gone", one.name, one.address)
 
     def _look(self) -> list[Interface]:
         return find_interfaces(self._names) if self._names else lan_interfaces()
