@@ -5,7 +5,7 @@ import { make, shape } from "./dom.js";
 import { History } from "./history.js";
 import { Machines } from "./machines.js";
 import { size } from "./progress.js";
-import { t } from "./words.js";
+import { layersOf, t } from "./words.js";
 
 const INTERVAL_MS = 2000;
 const SIZE = 220;
@@ -25,9 +25,6 @@ function arc(from, to) {
   const [x1, y1] = point(to - gap);
   return `M ${x0} ${y0} A ${RADIUS} ${RADIUS} 0 ${to - from > 0.5 ? 1 : 0} 1 ${x1} ${y1}`;
 }
-
-const layersOf = ({ start_layer, end_layer }) =>
-  t("layers {first} to {last}", { first: start_layer, last: end_layer - 1 });
 
 // A plan's members as arcs, as long as their share of the layers.
 function ring(plan, load) {
@@ -127,9 +124,11 @@ export class ClusterView {
   #draw() {
     if (this.#panel.hidden || !this.#view) return;
     const { nodes, plans, serving, links } = this.#view;
-    this.#panel.querySelector(".history")?.replaceWith(this.#history.draw());
     const drawn = JSON.stringify([nodes, plans, serving, links]);
-    if (drawn === this.#drawn) return;
+    if (drawn === this.#drawn) {
+      this.#panel.querySelector(".history").replaceWith(this.#history.draw());
+      return;
+    }
     this.#drawn = drawn;
     const rings = make("div", { className: "rings" });
     for (const plan of plans) {

@@ -59,14 +59,17 @@ function entry(each) {
     if (each.id === conversation.id) begin();
     await listConversations();
   };
-  const asText = () => download(`${each.title || "chat"}.md`, kept.asMarkdown(each), "text/markdown");
   const acts = make("span", { className: "acts" });
   acts.append(
     button("✎", rename, { "aria-label": t("rename {title}", each), title: t("rename") }),
-    button("⤓", asText, { "aria-label": t("save {title} as Markdown", each), title: t("save as Markdown") }),
+    button("⤓", () => saveAsText(each), { "aria-label": t("save {title} as Markdown", each), title: t("save as Markdown") }),
     button("×", remove, { "aria-label": t("delete {title}", each), title: t("delete") }),
   );
   return make("li", {}, open, acts);
+}
+
+function saveAsText(each) {
+  download(`${each.title || "chat"}.md`, kept.asMarkdown(each), "text/markdown");
 }
 
 // Saves a conversation, the shown one if it is that.
@@ -172,6 +175,11 @@ function setBusy(busy) {
 
 // ---- commands, as in `exo run` ---------------------------------------------------------------
 
+function answerWith(id) {
+  page.model.value = id;
+  localStorage.setItem(MODEL, id);
+}
+
 function chooseModel(name) {
   const every = [...page.model.options];
   const wanted = name.toLowerCase();
@@ -183,8 +191,7 @@ function chooseModel(name) {
     const none = name && !found.length;
     return say(none ? t("no model is named {name}; there are: {names}", { name, names }) : t("models: {names}", { names }));
   }
-  page.model.value = chosen.value;
-  localStorage.setItem(MODEL, chosen.value);
+  answerWith(chosen.value);
   return say(t("answers come from {model} now", { model: chosen.text }));
 }
 
@@ -213,7 +220,7 @@ const commands = new Commands(page.input, page.commands, {
   file: [t("attach text files"), () => page.files.click()],
   save: [
     t("save this conversation as Markdown"),
-    () => download(`${conversation.title || "chat"}.md`, kept.asMarkdown(conversation), "text/markdown"),
+    () => saveAsText(conversation),
   ],
   load: [t("read conversations from a file"), () => page.import.click()],
   stats: [
@@ -336,8 +343,7 @@ const settings = new Settings(element("how"));
 new Models((id) => {
   // One of the hub's is in no list yet.
   if (![...page.model.options].some(({ value }) => value === id)) page.model.append(new Option(id, id));
-  page.model.value = id;
-  localStorage.setItem(MODEL, id);
+  answerWith(id);
   page.input.focus();
 });
 page.settings.addEventListener("click", async () => {

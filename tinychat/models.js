@@ -3,7 +3,7 @@
 import { ask, getJson } from "./api.js";
 import { button, element, make, note } from "./dom.js";
 import { bar, size } from "./progress.js";
-import { t } from "./words.js";
+import { layersOf, t } from "./words.js";
 
 const LOOK_MS = 1500;
 const TYPED_MS = 400;
@@ -189,10 +189,7 @@ export class Models {
 
   async #placement(id) {
     const found = await send("GET", `/v1/placement/${path(id)}`);
-    const members = found.members.map(
-      ({ node_id, start_layer, end_layer }) =>
-        `${node_id} ${t("layers {first} to {last}", { first: start_layer, last: end_layer - 1 })}`,
-    );
+    const members = found.members.map((member) => `${member.node_id} ${layersOf(member)}`);
     const rate = found.predicted_tokens_per_s;
     return `${members.join(", ")}${rate ? `; ${t("about {rate} tokens a second", { rate })}` : ""}`;
   }

@@ -9,6 +9,10 @@ export function t(english, facts = {}) {
   return (known[english] ?? english).replace(/\{(\w+)\}/g, (_, name) => facts[name]);
 }
 
+// Of a shard, or a place in a ring that is not made yet.
+export const layersOf = ({ start_layer, end_layer }) =>
+  t("layers {first} to {last}", { first: start_layer, last: end_layer - 1 });
+
 // Before anything is drawn: the first of the browser's languages that is here, or English.
 export async function speak(wanted = navigator.languages) {
   const bases = wanted.map((language) => language.toLowerCase().split("-")[0]);

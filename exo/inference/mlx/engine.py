@@ -63,10 +63,10 @@ class _Loaded:
     shards: set[Shard] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
     cache_pages: dict[Shard, int] = field(default_factory=dict)
+    """So many pages of the KV cache memory has room for."""
     page_bytes: dict[Shard, int] = field(default_factory=dict)
     state_bytes: dict[Shard, int] = field(default_factory=dict)
     """Of what cannot be cut back of a sequence, as far as it has been seen."""
-    """So many pages of the KV cache memory has room for."""
     together: dict[Shard, Together] = field(default_factory=dict)
     """Sequences that decode in one forward pass. Shards that are not here take one at a time."""
 

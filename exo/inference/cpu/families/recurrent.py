@@ -73,7 +73,7 @@ def _lfm2_config(config: Config) -> Config:
     }
 
 
-_QWEN3_5 = Family(
+_QWEN3_NEXT = Family(
     tied=False,
     raw_norm_offset=1.0,
     head_norms=True,
@@ -81,8 +81,8 @@ _QWEN3_5 = Family(
     rope=partial_rope,
     mixer=_linear_attention,
     experts=_QWEN3_NEXT_EXPERTS,
-    config=_qwen3_5_config,
 )
+_QWEN3_5 = replace(_QWEN3_NEXT, config=_qwen3_5_config)
 _LFM2 = Family(
     tied_by_config=False,
     head_norms=True,
@@ -94,15 +94,7 @@ _LFM2 = Family(
 
 
 RECURRENT: Mapping[str, Family] = {
-    "qwen3_next": Family(
-        tied=False,
-        raw_norm_offset=1.0,
-        head_norms=True,
-        gated_attention=True,
-        rope=partial_rope,
-        mixer=_linear_attention,
-        experts=_QWEN3_NEXT_EXPERTS,
-    ),
+    "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
     "lfm2": _LFM2,
