@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exo.download.progress import OnProgress, Progress, unheard
+from exo.download.progress import OnProgress, unheard
 from exo.download.sharing import Sharing
 from exo.download.store import ModelStore
-from exo.download.watch import watched
 from exo.errors import (
     ExoError,
     InvalidRequest,
-    PeerUnavailable,
-    PlanMismatch,
 )
 from exo.inference.engine import InferenceEngine
-from exo.inference.sampling import SamplingParams
 from exo.models.description import ModelDescription
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
@@ -40,6 +33,7 @@ from exo.networking.discovery.interfaces import Interface
 from exo.networking.discovery.network import Network
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.rings.frames import Frame
+from exo.orchestration.answers import Answers
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.cluster_files import ClusterFiles
@@ -48,21 +42,17 @@ from exo.orchestration.files.usage import Usage
 from exo.orchestration.leaving import Leaving
 from exo.orchestration.membership.membership import Membership
 from exo.orchestration.membership.rhythm import News
+from exo.orchestration.own_shards import OwnShards
 from exo.orchestration.planning.keeper import PlanKeeper
 from exo.orchestration.planning.planner import Member
-from exo.orchestration.serving.continuation import generate_on_any_ring
 from exo.orchestration.serving.reports import Reports
 from exo.orchestration.serving.rings import Rings
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
-from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
 from exo.topology.partitioning import Partition
-from exo.topology.placement import STEP_S, NodePace
 from exo.topology.topology import NodeView, Topology
 
 logger = logging.getLogger(__name__)
-
-MEMORY_PROBE_S = 2.0
 
 
 class StandardNode(NodeHandler):
@@ -82,8 +72,6 @@ class StandardNode(NodeHandler):
         self.sharing = sharing
         self.engine = engine
         self.api_url = ""
-        self._capabilities = probe(config.memory_bytes)
-        self._probed_at = time.monotonic()
         self._discovery = discovery
         self._network = network
         self._server = NodeServer(self)
@@ -124,12 +112,27 @@ class StandardNode(NodeHandler):
         self.leaving = Leaving(
             config.node_id, self.rings, self.membership, self._keeper, self._members
         )
-        self._ends = False
-        self._answering = 0  # sequences of this node's clients that have, or had, a ring
         self.usage = Usage(config.home / "usage.json")
         self.activity = Activity(config.node_id)
         self.files = ModelFiles(config.node_id, store, engine, self.activity)
         self.cluster_files = ClusterFiles(config.node_id, self.files, self._members, self.rings)
+        self.answers = Answers(
+            config.node_id,
+            config.serving,
+            self.rings,
+            self.membership,
+            self.ensure_plan,
+            self.usage,
+        )
+        self._own = OwnShards(
+            config,
+            engine,
+            self.rings,
+            self.files,
+            self.activity,
+            self.membership,
+            self._keeper.check_not_stale,
+        )
         self._changed = asyncio.Condition()
         self._tasks = TaskOwner(f"node {config.node_id}")
 
@@ -162,7 +165,7 @@ class StandardNode(NodeHandler):
         """Before `stop`: have others take over what this node does for them, and end what it does
         for its own clients, for so many seconds at most. What is waited for is told through `say`.
         """
-        self._ends = True
+        self.answers.end()
         await self.leaving.leave(limit_s, self._needed, say)
 
     async def stop(self) -> None:
@@ -185,67 +188,11 @@ class StandardNode(NodeHandler):
 
     # What the API and the CLI ask ---------------------------------------------------------------
 
-    async def generate(
+    def generate(
         self, model_id: str, request: GenerationRequest, on_progress: OnProgress
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Tokens of one sequence on the model's ring, which is made first if there is none, and
-        again if it ends. Closing the iterator cancels the sequence on every member.
-
-        Raises:
-            ExoError: no plan could be made, or the sequence failed.
-        """
-        if self._ends:
-            raise PeerUnavailable(f"node {self.config.node_id} is shutting down; ask another one")
-        request = replace(request, timeout_s=self.config.serving.request_timeout_s)
-
-        has_ring = False
-
-        async def ring(dead_hash: str) -> RingPlan:
-            nonlocal has_ring
-            plan = await self.ensure_plan(model_id, dead_hash, on_progress)
-            self._answering += not has_ring
-            has_ring = True
-            return plan
-
-        def waits() -> None:
-            away = self.membership.away[:1] or ["the ring"]
-            on_progress(Progress("waiting", f"for {away[0]} to come back"))
-
-        answer = generate_on_any_ring(
-            request,
-            ring,
-            self._generate_at_head,
-            self.config.serving.rejoin_wait_s,
-            lambda: self.membership.lost_at,
-            waits,
-        )
-        is_first = True
-        try:
-            async with contextlib.aclosing(answer):
-                async for event in answer:
-                    if event.prompt_done:
-                        total = len(request.prompt)
-                        done = min(event.prompt_done, total)
-                        on_progress(Progress("reading", "the prompt", done, total))
-                        continue
-                    if is_first:
-                        self.usage.note(model_id)
-                    is_first = False
-                    yield event
-        finally:
-            self._answering -= has_ring
-
-    async def _generate_at_head(
-        self, plan: RingPlan, request: GenerationRequest
-    ) -> AsyncGenerator[GenerationEvent, None]:
-        if plan.head_id == self.config.node_id:
-            events = self.rings.generate(plan.hash, request)
-        else:
-            events = self.membership.handle_of(plan.head_id).generate(plan.hash, request)
-        async with contextlib.aclosing(events):
-            async for event in events:
-                if event.token is not None or event.finish_reason or event.prompt_done:
-                    yield event
+        """As `Answers.generate`."""
+        return self.answers.generate(model_id, request, on_progress)
 
     async def describe(
         self, model_id: str, on_progress: OnProgress
@@ -274,7 +221,7 @@ class StandardNode(NodeHandler):
             "self",
             f"{self.config.node_host or '127.0.0.1'}:{self.port}",
             self.api_url,
-            self._own_capabilities(),
+            self._own.capabilities(),
             self.membership.problem,
             self.leaving.draining,
         )
@@ -346,8 +293,8 @@ class StandardNode(NodeHandler):
     def _needed(self) -> str:
         """What goes on here that others wait for."""
         needed = []
-        if self._answering:
-            needed.append(f"{self._answering} answer(s)")
+        if self.answers.running:
+            needed.append(f"{self.answers.running} answer(s)")
         if self._server.files_read:
             needed.append("files that other nodes fetch from this one")
         return f"finishing {' and '.join(needed)}" if needed else ""
@@ -371,82 +318,17 @@ class StandardNode(NodeHandler):
     async def prepare(
         self, model_id: str, on_progress: OnProgress, *, renew: bool = False
     ) -> Prepared:
-        """Say what the model needs and what memory a shard may take, for which its configuration
-        and the headers of its weight files are brought here; with `renew` all its files, newer ones
-        if there are."""
-        if renew:
-            description = await self.files.bring(model_id, on_progress)
-        else:
-            _, description = await self.files.describe(model_id, on_progress)
-        held = self.rings.held_bytes()
-        own = held.pop(model_id, 0)
-        if self.config.memory_bytes is not None:
-            memory = max(0, self.config.memory_bytes - sum(held.values()))
-        else:
-            self._probed_at = 0.0  # what an unloaded model gave back counts at once
-            memory = self._own_capabilities().memory_available_bytes + own
-        return Prepared(description, memory, held, await self._pace())
-
-    async def _pace(self) -> NodePace:
-        """How fast this node decodes: as its steps say, of the largest shard that had any, else as
-        its memory is read. A node that has heard no other measures nothing: it has no choice."""
-        others, _ = self.membership.views()
-        rate, largest = (await self.engine.read_rate() if others else 0.0), 0
-        for shard, seconds in list(self.engine.times.token_s.items()):
-            weights = self.files.weights_bytes(shard)
-            if weights > largest:
-                rate, largest = weights / max(1e-6, seconds - STEP_S), weights
-        return NodePace(
-            rate / max(1.0, self.engine.times.slowdown), self.membership.round_trips_s()
-        )
+        return await self._own.prepare(model_id, on_progress, renew=renew)
 
     async def models_here(self) -> list[HeldModel]:
         """Models whose files, or some of them, are on this machine."""
         return await self.files.here(self.usage.last_used())
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
-        """Bring the files of this node's shard of a plan, load it and take its place in the ring.
-
-        Raises:
-            PlanMismatch: the plan is stale, or means other files than this node has.
-        """
-        self._keeper.check_not_stale(plan)
-        path, description = await self.files.describe(plan.model_id, on_progress)
-        if description.checkpoint != plan.checkpoint:
-            raise PlanMismatch(
-                f"plan {plan.hash} is for files {plan.checkpoint} of {plan.model_id}; node "
-                f"{self.config.node_id} has {description.checkpoint}"
-            )
-
-        def heard(progress: Progress) -> None:
-            self.activity.note(plan.model_id, progress)
-            on_progress(progress)
-
-        shard = plan.shard_of(self.config.node_id)
-        path = await self.files.bring_shard(shard, path, on_progress)
-        try:
-            await watched(
-                lambda moves: self.rings.join(plan, description, path, moves),
-                heard,
-                Progress("loading", str(shard), node_id=self.config.node_id),
-            )
-        except ExoError as error:
-            self.activity.note(plan.model_id, Progress("failed", warning=error.message))
-            raise
-        self.activity.note(plan.model_id, Progress("ready", str(shard)))
+        await self._own.load(plan, on_progress)
 
     async def warm_up(self, plan: RingPlan) -> None:
-        """Prove the ring with one token, before the plan is published."""
-        request = GenerationRequest(
-            f"warm-up-{plan.hash}",
-            (0,),
-            SamplingParams(temperature=0),
-            max_tokens=1,
-            shortcuts=False,
-        )
-        async with contextlib.aclosing(self._generate_at_head(plan, request)) as events:
-            async for _ in events:
-                logger.info("plan %s of %s is ready", plan.hash, plan.model_id)
+        await self.answers.warm_up(plan)
 
     async def publish(self, plan: RingPlan) -> None:
         await self._keeper.publish(plan)
@@ -501,7 +383,7 @@ class StandardNode(NodeHandler):
             node_id=own.node_id,
             instance_id=own.instance_id,
             api_url=self.api_url,
-            capabilities=messages.capabilities_to_pb(self._own_capabilities()),
+            capabilities=messages.capabilities_to_pb(self._own.capabilities()),
             ring_port=self._server.ring_port,
             wire=self.config.wire,
         )
@@ -516,7 +398,7 @@ class StandardNode(NodeHandler):
 
     def _beat_to(self, node_id: str) -> Beat:
         return Beat(
-            self._own_capabilities().memory_available_bytes,
+            self._own.capabilities().memory_available_bytes,
             self._keeper.epoch,
             self.membership.connected_to(node_id),
             self.activity.own(),
@@ -531,14 +413,6 @@ class StandardNode(NodeHandler):
 
     def _usual_news(self) -> object:
         return self.activity.own(), self.reports.own()
-
-    def _own_capabilities(self) -> DeviceCapabilities:
-        """With the memory that was free a moment ago."""
-        now = time.monotonic()
-        if self.config.memory_bytes is None and now - self._probed_at > MEMORY_PROBE_S:
-            self._probed_at = now
-            self._capabilities = refreshed(self._capabilities)
-        return self._capabilities
 
     def _on_beat(self, node_id: str, beat: Beat) -> None:
         self.activity.heard(node_id, beat.progress)
