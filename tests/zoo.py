@@ -192,7 +192,7 @@ _COMMON: dict[str, Any] = {
 
 _SLIDING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 _ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
-_YARN = {
+YARN = {
     "type": "yarn",
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -224,7 +224,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek_v2": {"rope_scaling": _YARN, "topk_method": "greedy", "num_experts_per_tok": 2},
+    "deepseek_v2": {"rope_scaling": YARN, "topk_method": "greedy", "num_experts_per_tok": 2},
     "exaone4": {"sliding_window_pattern": "LLG"},
     "exaone_moe": {"layer_types": _SLIDING, "is_moe_layer": [False] + [True] * (LAYERS - 1)},
     "gear": {"layer_types": ["sliding_attention", "conv_mixer", "full_attention"] * (LAYERS // 3)},
@@ -296,8 +296,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         }
     },
-    "ministral3": {"rope_parameters": _YARN},
-    "mistral4": {"rope_parameters": _YARN},
+    "ministral3": {"rope_parameters": YARN},
+    "mistral4": {"rope_parameters": YARN},
     "nemotron-nas": {
         "block_configs": [
             {

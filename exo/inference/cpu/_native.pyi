@@ -27,6 +27,7 @@ class Activation(Enum):
     GELU = 2
     CLAMPED_SWIGLU = 3
     SIGMOID = 4
+    RELU2 = 5
 
 class Routing(Enum):
     SOFTMAX_THEN_TOP = 0
@@ -100,6 +101,24 @@ class ShortConvolution:
     out: Matrix
     convolution: Convolution
 
+class StateSpace:
+    xbc: Matrix
+    gate: Matrix
+    dt: Matrix
+    out: Matrix
+    convolution: Convolution
+    decay: list[float]
+    dt_bias: list[float]
+    skip: list[float]
+    norm: list[float]
+    heads: int
+    groups: int
+    head_dim: int
+    state_dim: int
+    norm_groups: int
+    least_step: float
+    most_step: float
+
 class LatentAttention:
     q_a: Matrix
     q_b: Matrix
@@ -119,6 +138,11 @@ class Layer:
     after_attention_norm: list[float]
     mlp_norm: list[float]
     after_mlp_norm: list[float]
+    attention_norm_bias: list[float]
+    mlp_norm_bias: list[float]
+    parallel: bool
+    query_growth: float
+    query_span: int
     q: Matrix
     k: Matrix
     v: Matrix
@@ -140,12 +164,14 @@ class Layer:
     latent: LatentAttention
     delta_net: DeltaNet
     short_convolution: ShortConvolution
+    state_space: StateSpace
 
 class Spec:
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
+    layer_norm: bool
     norm_eps: float
     attention_scale: float
     attention_soft_cap: float
@@ -175,6 +201,7 @@ class Model:
     embedding: Matrix
     head: Matrix
     final_norm: list[float]
+    final_norm_bias: list[float]
     sequences: int
     cache_bytes: int
     page_bytes: int

@@ -12,7 +12,7 @@ from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture, architecture
 from exo.inference.cpu.families.rope import RopeTable
 from exo.inference.cpu.layers.layer import build_layer, tensors_of_layer
-from exo.inference.cpu.packing import DTYPES, GGML, Packer, norm
+from exo.inference.cpu.packing import DTYPES, GGML, Packer, as_list, norm
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import Checkpoint
 from exo.models.description import read_config
@@ -86,6 +86,8 @@ class CheckpointModel:
             if end == arch.n_layers:
                 model.head = self._matrices["model.embed_tokens" if self.tied else "lm_head"]
                 model.final_norm = norm(arch.family, packer, "model.norm.weight")
+                if "model.norm.bias" in self._final_norm(checkpoint):
+                    model.final_norm_bias = as_list(packer.floats("model.norm.bias"))
             on_progress(total, total)
         return model
 
@@ -128,14 +130,18 @@ class CheckpointModel:
         for module in modules:
             yield from checkpoint.parts(module)
         if end == self.architecture.n_layers:
-            yield "model.norm.weight"
+            yield from self._final_norm(checkpoint)
+
+    def _final_norm(self, checkpoint: CanonicalCheckpoint) -> list[str]:
+        has_bias = self.architecture.family.layer_norm and "model.norm.bias" in checkpoint
+        return ["model.norm.weight", *(["model.norm.bias"] if has_bias else [])]
 
     def _spec(self, precise: bool, cache_limit_bytes: int) -> native.Spec:
         arch = self.architecture
         spec = native.Spec()
         spec.hidden, spec.heads = arch.hidden, arch.heads
         spec.kv_heads, spec.head_dim = arch.kv_heads, arch.head_dim
-        spec.norm_eps = arch.norm_eps
+        spec.layer_norm, spec.norm_eps = arch.family.layer_norm, arch.norm_eps
         spec.attention_scale = arch.attention_scale
         spec.attention_soft_cap = arch.attention_soft_cap
         spec.activation = native.Activation[arch.family.activation]
@@ -166,7 +172,7 @@ class CheckpointModel:
         arch = self.architecture
         if arch.heads % arch.kv_heads:
             raise ModelUnsupported(f"{arch.heads} heads over {arch.kv_heads} KV heads")
-        known = {"model.norm.weight", *checkpoint.parts("model.embed_tokens")}
+        known = {*self._final_norm(checkpoint), *checkpoint.parts("model.embed_tokens")}
         if "lm_head.weight" in checkpoint or not self.tied:
             known |= set(checkpoint.parts("lm_head"))
         for index in range(arch.n_layers):

@@ -67,6 +67,25 @@ CASES = [
     ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [1]}),
     ("deepseek_v3", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
     ("deepseek_v3", {"q_lora_rank": None}),
+    ("mistral3", {}),
+    ("mistral3", {"model_type": "ministral3", "rope_parameters": zoo.YARN}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
+    (
+        "nemotron_h",
+        {
+            "hybrid_override_pattern": "M*EM*E",
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     (
         "deepseek_v2",
         {

@@ -28,6 +28,20 @@ class Recurrent:
 
 
 @dataclass(frozen=True)
+class StateSpace:
+    """Of Mamba-2's layers: heads, how many groups of them share what goes in and what reads, how
+    many numbers a head has and a number's state, parts of the norm, and bounds of a step."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    state_dim: int
+    norm_groups: int
+    least_step: float
+    most_step: float
+
+
+@dataclass(frozen=True)
 class Latent:
     """Of attention over latents: numbers of each head that positions do not turn, numbers they do,
     of a latent, and of each head's values."""
@@ -56,8 +70,12 @@ class Architecture:
     ropes: tuple[RopeTable | None, ...]
     windows: tuple[int, ...]
     mixers: tuple[Mixer, ...]
+    mlp_layers: frozenset[int]
+    parallel: bool
+    query_growth: tuple[float, int]
     guessing_layers: range = range(0)
     recurrent: Recurrent | None = None
+    state_space: StateSpace | None = None
     latent: Latent | None = None
     latent_eps: float = 1e-6
     expert_layers: frozenset[int] = frozenset()
@@ -81,6 +99,7 @@ def architecture(config: Config) -> Architecture:
         ModelUnsupported: no family has that model_type, or the config lacks or asks for something
             this engine does not know.
     """
+    config = _unwrapped(config)
     family = FAMILIES.get(config["model_type"])
     if family is None:
         raise ModelUnsupported(f"the cpu engine has no family {config['model_type']!r}")
@@ -90,6 +109,14 @@ def architecture(config: Config) -> Architecture:
         raise ModelUnsupported(
             f"config.json of a {config['model_type']}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _unwrapped(config: Config) -> Config:
+    """What is inside of a wrapper for models that also see."""
+    if config["model_type"] not in ("mistral3", "pixtral"):
+        return config
+    text = config.get("text_config") or {}
+    return {"model_type": "mistral", "tie_word_embeddings": False, **text}
 
 
 def _read(config: Config, family: Family) -> Architecture:
@@ -122,10 +149,14 @@ def _read(config: Config, family: Family) -> Architecture:
         ropes=tuple(family.rope(own, i) for i in range(n_layers)),
         windows=tuple(family.window(config, i) for i in range(n_layers)),
         mixers=mixers,
+        mlp_layers=frozenset(i for i in range(n_layers) if family.mlps(config, i)),
+        parallel=family.parallel(config),
+        query_growth=family.growth(config),
         guessing_layers=range(
             n_layers, n_layers + int(config.get("num_nextn_predict_layers") or 0)
         ),
         recurrent=_recurrent(config, frozenset(mixers)),
+        state_space=_state_space(config) if "state_space" in mixers else None,
         latent=latent,
         latent_eps=family.latent_eps or float(config["rms_norm_eps"]),
         **values,
@@ -133,10 +164,11 @@ def _read(config: Config, family: Family) -> Architecture:
 
 
 def _mixture(config: Config, experts: Experts, n_layers: int) -> dict[str, Any]:
-    if not config.get(experts.count):
+    having = frozenset(i for i in range(n_layers) if experts.layers(config, i))
+    if not config.get(experts.count) or not having:
         return {}
     return {
-        "expert_layers": frozenset(i for i in range(n_layers) if experts.layers(config, i)),
+        "expert_layers": having,
         "expert_count": int(config[experts.count]),
         "experts_per_token": int(config[experts.top]),
         "routing": experts.normalized if experts.normalizes(config) else experts.routing,
@@ -152,6 +184,25 @@ def _latent(config: Config) -> Latent:
         rank=int(config["kv_lora_rank"]),
         value_dim=int(config["v_head_dim"]),
     )
+
+
+def _state_space(config: Config) -> StateSpace:
+    least, most = config.get("time_step_limit") or (0.001, 100.0)
+    sizes = StateSpace(
+        heads=int(config["mamba_n_heads"]),
+        groups=int(config["mamba_n_groups"]),
+        head_dim=int(config["mamba_d_head"]),
+        state_dim=int(config["mamba_d_state"]),
+        norm_groups=int(config.get("mamba_norm_groups", 1)),
+        least_step=float(least),
+        most_step=min(float(most), 1e30),
+    )
+    if sizes.state_dim % 16 or sizes.heads % sizes.groups:
+        raise ModelUnsupported(
+            f"states of {sizes.state_dim} and {sizes.heads} heads in {sizes.groups} groups; the "
+            "cpu engine takes states that 16 divides, and heads that their groups divide"
+        )
+    return sizes
 
 
 def _recurrent(config: Config, mixers: frozenset[Mixer]) -> Recurrent | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from exo.inference.cpu.families.family import Family
 from exo.inference.cpu.families.positions import (
     Config,
+    cohere2_rope,
+    cohere2_window,
     exaone4_rope,
     exaone4_window,
     gemma3_rope,
@@ -25,6 +28,7 @@ from exo.inference.cpu.families.positions import (
     smollm3_rope,
     typed_window,
 )
+from exo.inference.cpu.families.rope import RopeTable
 
 _SANDWICH_NORMS = {
     "attention_norm": "input_layernorm",
@@ -90,7 +94,42 @@ def _minicpm_scales(config: Config) -> dict[str, float]:
     }
 
 
+def _eps_of(key: str, **defaults: object) -> Callable[[Config], Config]:
+    """A configuration that has its norms' epsilon under another name."""
+    return lambda config: {**defaults, **config, "rms_norm_eps": config.get(key, 1e-5)}
+
+
+def _cohere_scales(config: Config) -> dict[str, float]:
+    return {"logits_scale": config.get("logit_scale", 0.0625)}
+
+
+def _nemotron_rope(config: Config, layer: int) -> RopeTable | None:
+    return partial_rope({"partial_rotary_factor": 0.5, "rope_traditional": False, **config}, layer)
+
+
+def _stablelm_is_parallel(config: Config) -> bool:
+    return bool(config.get("use_parallel_residual"))
+
+
+def _ministral3_config(config: Config) -> Config:
+    rope = config["rope_parameters"]
+    return {**config, "rope_theta": rope["rope_theta"], "rope_scaling": rope}
+
+
+def _ministral3_growth(config: Config) -> tuple[float, int]:
+    rope = config["rope_parameters"]
+    return rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"])
+
+
 _LLAMA = Family(window=typed_window)
+_COHERE = Family(
+    tied_by_config=False,
+    layer_norm=True,
+    parallel=lambda config: True,
+    norms={"attention_norm": "input_layernorm"},
+    config=_eps_of("layer_norm_eps"),
+    scales=_cohere_scales,
+)
 _QWEN3 = Family(rope=qwen3_rope, head_norms=True)
 _GEMMA3 = Family(
     tied=None,
@@ -111,11 +150,44 @@ DENSE: Mapping[str, Family] = {
     "qwen2": Family(rope=qwen2_rope, explicit_head_dim=False),
     "qwen3": _QWEN3,
     "qwen3_vl": _QWEN3,
+    "ministral3": Family(config=_ministral3_config, growth=_ministral3_growth, window=typed_window),
+    "cohere": replace(
+        _COHERE,
+        explicit_head_dim=False,
+        rope=lambda config, layer: interleaved_rope({"rope_theta": 8000000.0, **config}, layer),
+    ),
+    "cohere2": replace(_COHERE, head_dim=128, rope=cohere2_rope, window=cohere2_window),
+    "stablelm": Family(
+        tied=False,
+        tied_by_config=False,
+        layer_norm=True,
+        parallel=_stablelm_is_parallel,
+        explicit_head_dim=False,
+        rope=partial_rope,
+        config=_eps_of("layer_norm_eps", rope_scaling=None),
+    ),
+    "nemotron": Family(
+        tied=False,
+        layer_norm=True,
+        norm_offset=1.0,
+        activation="RELU2",
+        gated=False,
+        rope=_nemotron_rope,
+        config=_eps_of("norm_eps"),
+    ),
+    "starcoder2": Family(
+        layer_norm=True,
+        activation="GELU",
+        gated=False,
+        explicit_head_dim=False,
+        rope=plain_rope,
+        config=_eps_of("norm_epsilon", rope_theta=100000.0),
+        renames={"c_fc": "up_proj", "c_proj": "down_proj"},
+    ),
     "smollm3": Family(rope=smollm3_rope, window=typed_window),
     "phi3": Family(
         tied=False,
         fused_attention=True,
-        fused_mlp=True,
         rope=phi3_rope,
         explicit_head_dim=False,
     ),
@@ -142,7 +214,6 @@ DENSE: Mapping[str, Family] = {
         tied=False,
         tied_by_config=False,
         norms=_GLM4_NORMS,
-        fused_mlp=True,
         rope=lambda config, layer: partial_rope({"rope_traditional": True, **config}, layer),
     ),
     "ernie4_5": Family(rope=interleaved_rope),

@@ -9,9 +9,16 @@ from typing import Literal
 from exo.inference.cpu.families.positions import Config, full_attention, llama_rope
 from exo.inference.cpu.families.rope import RopeTable
 
-Mixer = Literal["attention", "delta_net", "short_convolution"]
+Mixer = Literal["attention", "delta_net", "short_convolution", "state_space", "nothing"]
 """What a layer does with the tokens before: it attends to them, or remembers a state of them."""
 
+_MODULES = {
+    "attention": "self_attn",
+    "delta_net": "linear_attn",
+    "short_convolution": "conv",
+    "state_space": "mamba",
+    "mlp": "mlp",
+}
 _LLAMA_NORMS = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -27,8 +34,8 @@ class Experts:
     what scales it, `bias` what is added to the scores where experts are chosen. `routing` is the
     native Routing's, `normalized` where the config wants a sum of 1; `scale` multiplies the
     weights. `joined`: a checkpoint may have all experts' gates over their ups in one tensor, as
-    `experts.gate_up_proj`. `groups`: how many there are to choose from, how many are, by how many
-    experts."""
+    `experts.gate_up_proj`. Without `gated` there are no gates. `groups`: how many there are to
+    choose from, how many are, by how many experts."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"
@@ -42,6 +49,7 @@ class Experts:
     shared_gate: str = ""
     bias: str = ""
     joined: bool = False
+    gated: bool = True
     scale: Callable[[Config], float] = lambda config: 1.0
     groups: Callable[[Config], tuple[int, int, int]] = lambda config: (1, 1, 1)
 
@@ -52,6 +60,18 @@ def _no_scales(config: Config) -> dict[str, float]:
 
 def _attends(config: Config, layer: int) -> Mixer:
     return "attention"
+
+
+def _every_layer(config: Config, layer: int) -> bool:
+    return True
+
+
+def _never(config: Config) -> bool:
+    return False
+
+
+def _no_growth(config: Config) -> tuple[float, int]:
+    return 0.0, 1
 
 
 def _as_it_is(config: Config) -> Config:
@@ -69,7 +89,11 @@ class Family:
     `config` gives a configuration a llama's keys, `renames` the tensors a llama's names: parts of
     dotted paths and what to read instead. `raw_norm_offset` is added to norms in checkpoints as
     they were before mlx-lm converted them. Where a config has `use_qk_norm`, it decides over
-    `head_norms`."""
+    `head_norms`.
+
+    `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
+    one of two matrices. In `parallel` layers it reads the same norm as the attention does.
+    `growth`: Llama 4's of queries with their positions, and over how many positions."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -78,10 +102,10 @@ class Family:
     norms: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NORMS)
     norm_offset: float = 0.0
     raw_norm_offset: float = 0.0
+    layer_norm: bool = False
     head_norms: bool = False
     norm_after_rope: bool = False
     fused_attention: bool = False
-    fused_mlp: bool = False
     sinks: bool = False
     gated_attention: bool = False
     latent: bool = False
@@ -90,6 +114,11 @@ class Family:
     rope: Callable[[Config, int], RopeTable | None] = llama_rope
     window: Callable[[Config, int], int] = full_attention
     mixer: Callable[[Config, int], Mixer] = _attends
+    mlps: Callable[[Config, int], bool] = _every_layer
+    gated: bool = True
+    parallel: Callable[[Config], bool] = _never
+    growth: Callable[[Config], tuple[float, int]] = _no_growth
+    modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
     scales: Callable[[Config], dict[str, float]] = _no_scales
     experts: Experts | None = None
     config: Callable[[Config], Config] = _as_it_is

@@ -38,7 +38,7 @@ _MIXTRAL_EXPERTS = Experts(
     normalized="TOP_THEN_SOFTMAX",
     count="num_local_experts",
 )
-_GRANITE_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", joined=True)
+GRANITE_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", joined=True)
 _GPT_OSS_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", stacked="experts")
 _MIXTRAL_NAMES = {
     "block_sparse_moe": "mlp",
@@ -95,7 +95,7 @@ def _deepseek_v2_groups(config: Config) -> tuple[int, int, int]:
     return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 1
 
 
-_GLM4_EXPERTS = Experts(
+GLM4_EXPERTS = Experts(
     _after_first_dense,
     routing="SIGMOID",
     normalized="SIGMOID_SUMMED_1",
@@ -116,7 +116,7 @@ _DEEPSEEK_V3 = Family(
     rope=latent_rope,
     scales=_latent_scales,
     experts=replace(
-        _GLM4_EXPERTS,
+        GLM4_EXPERTS,
         layers=_deepseek_layers,
         normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
     ),
@@ -171,11 +171,11 @@ MIXTURES: Mapping[str, Family] = {
     "granitemoe": Family(
         explicit_head_dim=False,
         scales=granite_scales,
-        experts=_GRANITE_EXPERTS,
+        experts=GRANITE_EXPERTS,
         renames=_GRANITE_NAMES,
     ),
     "glm4_moe": Family(
-        tied=False, tied_by_config=False, head_norms=True, rope=partial_rope, experts=_GLM4_EXPERTS
+        tied=False, tied_by_config=False, head_norms=True, rope=partial_rope, experts=GLM4_EXPERTS
     ),
     "minimax": Family(
         tied=False,

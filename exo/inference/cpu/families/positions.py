@@ -126,6 +126,21 @@ def interleaved_rope(config: Config, layer: int) -> RopeTable | None:
     return llama_rope({**config, "rope_traditional": True, "rope_scaling": None}, layer)
 
 
+def _cohere2_slides(config: Config, layer: int) -> bool:
+    return bool((layer + 1) % config.get("sliding_window_pattern", 4))
+
+
+def cohere2_rope(config: Config, layer: int) -> RopeTable | None:
+    """Only layers that see a window know positions."""
+    if not _cohere2_slides(config, layer):
+        return None
+    return interleaved_rope({"rope_theta": 50000.0, **config}, layer)
+
+
+def cohere2_window(config: Config, layer: int) -> int:
+    return int(config.get("sliding_window", 4096)) if _cohere2_slides(config, layer) else 0
+
+
 def exaone4_rope(config: Config, layer: int) -> RopeTable | None:
     """Where some layers see a window, only these know positions."""
     pattern = config.get("sliding_window_pattern")

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Family, Mixer
-from exo.inference.cpu.families.mixtures import routed_scale, sparse_steps
-from exo.inference.cpu.families.positions import Config, partial_rope
+from exo.inference.cpu.families.mixtures import (
+    GLM4_EXPERTS,
+    GRANITE_EXPERTS,
+    routed_scale,
+    sparse_steps,
+)
+from exo.inference.cpu.families.positions import Config, llama_rope, partial_rope
+from exo.inference.cpu.families.rope import RopeTable
 
 
 def _after_dense_layers(config: Config, layer: int) -> bool:
@@ -73,6 +80,99 @@ def _lfm2_config(config: Config) -> Config:
     }
 
 
+def _granite_mixer(config: Config, layer: int) -> Mixer:
+    return "attention" if config["layer_types"][layer] == "attention" else "state_space"
+
+
+def _granite_rope(config: Config, layer: int) -> RopeTable | None:
+    if config.get("position_embedding_type", "rope") == "nope":
+        return None
+    theta = (config.get("rope_parameters") or {}).get("rope_theta")
+    theta = theta or config.get("rope_theta", 10000.0)
+    return llama_rope({**config, "rope_theta": theta, "rope_scaling": None}, layer)
+
+
+_NEMOTRON_KINDS = {
+    "full_attention": "*",
+    "attention": "*",
+    "linear_attention": "M",
+    "mamba": "M",
+    "conv": "M",
+    "moe": "E",
+    "mlp": "-",
+}
+_NEMOTRON_MIXERS: Mapping[str, Mixer] = {"*": "attention", "M": "state_space"}
+
+
+def _nemotron_config(config: Config) -> Config:
+    """`hybrid_override_pattern` has a letter a layer: M, *, - or E."""
+    named = config.get("layers_block_type") or config.get("layer_types") or ()
+    pattern = config.get("hybrid_override_pattern") or [_NEMOTRON_KINDS[kind] for kind in named]
+    return {
+        **config,
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "rms_norm_eps": config["layer_norm_epsilon"],
+        "mamba_n_heads": config["mamba_num_heads"],
+        "mamba_d_head": config["mamba_head_dim"],
+        "mamba_d_state": config["ssm_state_size"],
+        "mamba_n_groups": config["n_groups"],
+        "mamba_norm_groups": config["n_groups"],
+        "time_step_limit": config.get("time_step_limit") or (0.0, 1e30),
+    }
+
+
+def _nemotron_mixer(config: Config, layer: int) -> Mixer:
+    return _NEMOTRON_MIXERS.get(config["hybrid_override_pattern"][layer], "nothing")
+
+
+def _nemotron_has_mlp(config: Config, layer: int) -> bool:
+    return config["hybrid_override_pattern"][layer] in "-E"
+
+
+def _nemotron_has_experts(config: Config, layer: int) -> bool:
+    return bool(config["hybrid_override_pattern"][layer] == "E")
+
+
+_GRANITE_HYBRID = Family(
+    explicit_head_dim=False,
+    scales=granite_scales,
+    rope=_granite_rope,
+    mixer=_granite_mixer,
+    experts=replace(GRANITE_EXPERTS, shared="shared_mlp"),
+    renames={
+        "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
+        "block_sparse_moe": "mlp",
+        "router.layer": "router",
+        "shared_mlp.input_linear": "mlp.shared_mlp.gate_up_proj",
+        "shared_mlp.output_linear": "mlp.shared_mlp.down_proj",
+        "shared_mlp.gate_proj": "mlp.shared_mlp.gate_proj",
+        "shared_mlp.up_proj": "mlp.shared_mlp.up_proj",
+    },
+)
+_NEMOTRON_H = Family(
+    tied=False,
+    tied_by_config=False,
+    activation="RELU2",
+    gated=False,
+    norms={"attention_norm": "norm", "mlp_norm": "norm"},
+    rope=lambda config, layer: None,
+    mixer=_nemotron_mixer,
+    mlps=_nemotron_has_mlp,
+    experts=replace(GLM4_EXPERTS, layers=_nemotron_has_experts, gated=False),
+    config=_nemotron_config,
+    modules=dict.fromkeys(("attention", "state_space", "mlp"), "mixer"),
+    renames={
+        "backbone": "model",
+        "embeddings": "embed_tokens",
+        "norm_f": "norm",
+        "fc1": "up_proj",
+        "fc2": "down_proj",
+    },
+)
+
+
 _QWEN3_NEXT = Family(
     tied=False,
     raw_norm_offset=1.0,
@@ -97,6 +197,8 @@ RECURRENT: Mapping[str, Family] = {
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON_H,
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, experts=_LFM2_EXPERTS),
 }

@@ -8,43 +8,70 @@ from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.layers import attention, latent, mlp, recurrent
-from exo.inference.cpu.packing import Packer, norm
+from exo.inference.cpu.packing import Packer, as_list, norm
 
 
 def tensors_of_layer(
     arch: Architecture, checkpoint: CanonicalCheckpoint, index: int
 ) -> Iterator[str]:
     """Names of what layer `index` reads."""
-    prefix = f"model.layers.{index}"
-    for name in arch.family.norms.values():
+    modules = arch.family.modules
+    prefix, mixer = f"model.layers.{index}", arch.mixers[index]
+    for name in _norms(arch, index).values():
         yield f"{prefix}.{name}.weight"
-    match arch.mixers[index]:
+        if arch.family.layer_norm and f"{prefix}.{name}.bias" in checkpoint:
+            yield f"{prefix}.{name}.bias"
+    match mixer:
         case "delta_net":
-            yield from recurrent.delta_net_tensors(checkpoint, f"{prefix}.linear_attn")
+            yield from recurrent.delta_net_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
         case "short_convolution":
-            yield from recurrent.short_convolution_tensors(checkpoint, f"{prefix}.conv")
+            yield from recurrent.short_convolution_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
+        case "state_space":
+            yield from recurrent.state_space_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
         case "attention":
-            mixer = latent if arch.latent else attention
-            yield from mixer.tensors(arch, checkpoint, f"{prefix}.self_attn")
-    of_mlp = mlp.mixture_tensors if index in arch.expert_layers else mlp.tensors
-    yield from of_mlp(arch, checkpoint, f"{prefix}.mlp")
+            kind = latent if arch.latent else attention
+            yield from kind.tensors(arch, checkpoint, f"{prefix}.{modules[mixer]}")
+    if index in arch.mlp_layers:
+        of_mlp = mlp.mixture_tensors if index in arch.expert_layers else mlp.tensors
+        yield from of_mlp(arch, checkpoint, f"{prefix}.{modules['mlp']}")
 
 
 def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> native.Layer:
     """`rope`: the place of its positions' table among the model's, or -1."""
-    prefix = f"model.layers.{index}"
+    modules = arch.family.modules
+    prefix, mixer = f"model.layers.{index}", arch.mixers[index]
     layer = native.Layer()
     layer.rope, layer.window = rope, arch.windows[index]
-    for place, name in arch.family.norms.items():
+    layer.query_growth, layer.query_span = arch.query_growth
+    for place, name in _norms(arch, index).items():
         setattr(layer, place, norm(arch.family, packer, f"{prefix}.{name}.weight"))
-    match arch.mixers[index]:
+        if arch.family.layer_norm and f"{prefix}.{name}.bias" in packer.checkpoint:
+            setattr(layer, f"{place}_bias", as_list(packer.floats(f"{prefix}.{name}.bias")))
+    if arch.parallel:
+        layer.parallel = True
+        layer.mlp_norm, layer.mlp_norm_bias = layer.attention_norm, layer.attention_norm_bias
+    match mixer:
         case "delta_net":
-            layer.delta_net = recurrent.delta_net(arch, packer, f"{prefix}.linear_attn")
+            layer.delta_net = recurrent.delta_net(arch, packer, f"{prefix}.{modules[mixer]}")
         case "short_convolution":
-            layer.short_convolution = recurrent.short_convolution(packer, f"{prefix}.conv")
+            module = f"{prefix}.{modules[mixer]}"
+            layer.short_convolution = recurrent.short_convolution(packer, module)
+        case "state_space":
+            layer.state_space = recurrent.state_space(arch, packer, f"{prefix}.{modules[mixer]}")
         case "attention":
-            mixer = latent if arch.latent else attention
-            mixer.build(arch, packer, f"{prefix}.self_attn", layer)
-    build_mlp = mlp.build_mixture if index in arch.expert_layers else mlp.build
-    build_mlp(arch, packer, f"{prefix}.mlp", layer)
+            kind = latent if arch.latent else attention
+            kind.build(arch, packer, f"{prefix}.{modules[mixer]}", layer)
+    if index in arch.mlp_layers:
+        build_mlp = mlp.build_mixture if index in arch.expert_layers else mlp.build
+        build_mlp(arch, packer, f"{prefix}.{modules['mlp']}", layer)
     return layer
+
+
+def _norms(arch: Architecture, index: int) -> dict[str, str]:
+    """Of the parts that the layer has: the native layer's name of a norm, and the checkpoint's."""
+    has_own = index in arch.mlp_layers and not arch.parallel
+    return {
+        place: name
+        for place, name in arch.family.norms.items()
+        if (has_own if "mlp" in place else arch.mixers[index] != "nothing")
+    }

@@ -13,23 +13,39 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
-    fused = arch.family.fused_mlp
-    for name in ("gate_up_proj", "down_proj") if fused else _PROJECTIONS:
-        yield from checkpoint.parts(f"{prefix}.{name}")
+    return _tensors(checkpoint, _only(arch, checkpoint, prefix), arch.family.gated)
 
 
 def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
-    if not arch.family.fused_mlp:
-        _gated(packer, prefix, layer)
-        return
-    rows = packer.checkpoint.shape(f"{prefix}.gate_up_proj.weight")[0]
-    layer.gate, layer.up = packer.split(f"{prefix}.gate_up_proj", [rows // 2] * 2)
-    layer.down = packer.matrix(f"{prefix}.down_proj")
+    _build(packer, _only(arch, packer.checkpoint, prefix), layer, arch.family.gated)
 
 
-def _gated(packer: Packer, prefix: str, layer: native.Layer) -> None:
-    layer.gate = packer.matrix(f"{prefix}.gate_proj")
-    layer.up = packer.matrix(f"{prefix}.up_proj")
+def _only(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> str:
+    """Where a family's smaller models have one MLP only, it may stand where the shared one of the
+    others does."""
+    shared = f"{prefix}.{arch.family.experts.shared}" if arch.family.experts else prefix
+    return shared if f"{shared}.gate_up_proj.weight" in checkpoint else prefix
+
+
+def _tensors(checkpoint: CanonicalCheckpoint, prefix: str, gated: bool) -> Iterator[str]:
+    for name in _projections(checkpoint, prefix, gated):
+        yield from checkpoint.parts(f"{prefix}.{name}")
+
+
+def _projections(checkpoint: CanonicalCheckpoint, prefix: str, gated: bool) -> tuple[str, ...]:
+    if gated and f"{prefix}.gate_up_proj.weight" in checkpoint:
+        return "gate_up_proj", "down_proj"
+    return _PROJECTIONS if gated else _PROJECTIONS[1:]
+
+
+def _build(packer: Packer, prefix: str, layer: native.Layer, gated: bool) -> None:
+    if "gate_up_proj" in _projections(packer.checkpoint, prefix, gated):
+        rows = packer.checkpoint.shape(f"{prefix}.gate_up_proj.weight")[0]
+        layer.gate, layer.up = packer.split(f"{prefix}.gate_up_proj", [rows // 2] * 2)
+    else:
+        if gated:
+            layer.gate = packer.matrix(f"{prefix}.gate_proj")
+        layer.up = packer.matrix(f"{prefix}.up_proj")
     layer.down = packer.matrix(f"{prefix}.down_proj")
 
 
@@ -42,18 +58,17 @@ def mixture_tensors(
     if experts.bias and f"{prefix}.{experts.bias}" in checkpoint:
         yield f"{prefix}.{experts.bias}"
     if _has_shared(arch, checkpoint, prefix):
-        for name in _PROJECTIONS:
-            yield from checkpoint.parts(f"{prefix}.{experts.shared}.{name}")
+        yield from _tensors(checkpoint, f"{prefix}.{experts.shared}", experts.gated)
     if experts.shared_gate:
         yield from checkpoint.parts(f"{prefix}.{experts.shared_gate}")
     if _is_joined(arch, checkpoint, prefix):
         yield f"{prefix}.experts.gate_up_proj"
         yield f"{prefix}.experts.down_proj"
         return
-    is_single = f"{prefix}.experts.0.gate_proj.weight" in checkpoint
+    is_single = f"{prefix}.experts.0.up_proj.weight" in checkpoint
     blocks = [f"experts.{i}" for i in range(arch.expert_count)] if is_single else [experts.stacked]
     for block in blocks:
-        for name in _PROJECTIONS:
+        for name in _projections(checkpoint, f"{prefix}.{block}", experts.gated):
             yield from checkpoint.parts(f"{prefix}.{block}.{name}")
 
 
@@ -61,7 +76,7 @@ def _has_shared(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str
     experts = arch.family.experts
     if experts is None or not experts.shared:
         return False
-    return f"{prefix}.{experts.shared}.gate_proj.weight" in checkpoint
+    return f"{prefix}.{experts.shared}.down_proj.weight" in checkpoint
 
 
 def _is_joined(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> bool:
@@ -79,23 +94,26 @@ def build_mixture(arch: Architecture, packer: Packer, prefix: str, layer: native
     if names.bias and f"{prefix}.{names.bias}" in packer.checkpoint:
         layer.router_bias = as_list(packer.floats(f"{prefix}.{names.bias}"))
     if _has_shared(arch, packer.checkpoint, prefix):
-        _gated(packer, f"{prefix}.{names.shared}", layer)
+        _build(packer, f"{prefix}.{names.shared}", layer, names.gated)
     if names.shared_gate:
         layer.shared_gate = packer.matrix(f"{prefix}.{names.shared_gate}")
     if _is_joined(arch, packer.checkpoint, prefix):
         gates, ups = packer.halves_of_stack(f"{prefix}.experts.gate_up_proj", count)
         downs = packer.plain_stack(f"{prefix}.experts.down_proj", count)
-    elif f"{prefix}.experts.0.gate_proj.weight" in packer.checkpoint:
-        gates, ups, downs = (
-            [packer.matrix(f"{prefix}.experts.{index}.{name}") for index in range(count)]
-            for name in _PROJECTIONS
-        )
+        columns = {"gate_proj": gates, "up_proj": ups, "down_proj": downs}
     else:
-        stacked = f"{prefix}.{names.stacked}"
-        gates, ups, downs = (packer.stack(f"{stacked}.{name}", count) for name in _PROJECTIONS)
+        is_single = f"{prefix}.experts.0.up_proj.weight" in packer.checkpoint
+        columns = {
+            name: [packer.matrix(f"{prefix}.experts.{index}.{name}") for index in range(count)]
+            if is_single
+            else packer.stack(f"{prefix}.{names.stacked}.{name}", count)
+            for name in (_PROJECTIONS if names.gated else _PROJECTIONS[1:])
+        }
     experts = []
-    for gate, up, down in zip(gates, ups, downs, strict=True):
+    for index in range(count):
         expert = native.Expert()
-        expert.gate, expert.up, expert.down = gate, up, down
+        if names.gated:
+            expert.gate = columns["gate_proj"][index]
+        expert.up, expert.down = columns["up_proj"][index], columns["down_proj"][index]
         experts.append(expert)
     layer.experts = experts

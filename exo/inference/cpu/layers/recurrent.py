@@ -56,6 +56,32 @@ def _rows_of_qkvz(sizes: Recurrent) -> tuple[Rows, Rows]:
     return np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)
 
 
+def state_space_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    yield from (f"{prefix}.{name}" for name in ("A_log", "D", "dt_bias", "norm.weight"))
+    for name in ("in_proj", "conv1d", "out_proj"):
+        yield from checkpoint.parts(f"{prefix}.{name}")
+
+
+def state_space(arch: Architecture, packer: Packer, prefix: str) -> native.StateSpace:
+    sizes = arch.state_space
+    assert sizes is not None
+    space = native.StateSpace()
+    space.heads, space.groups = sizes.heads, sizes.groups
+    space.head_dim, space.state_dim = sizes.head_dim, sizes.state_dim
+    space.norm_groups = sizes.norm_groups
+    space.least_step, space.most_step = sizes.least_step, sizes.most_step
+    width = sizes.heads * sizes.head_dim
+    rows = [width, width + 2 * sizes.groups * sizes.state_dim, sizes.heads]
+    space.gate, space.xbc, space.dt = packer.split(f"{prefix}.in_proj", rows)
+    space.convolution = _convolution(packer, f"{prefix}.conv1d")
+    space.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
+    space.skip = as_list(packer.floats(f"{prefix}.D"))
+    space.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
+    space.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
+    space.out = packer.matrix(f"{prefix}.out_proj")
+    return space
+
+
 def short_convolution_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
     for name in ("in_proj", "conv", "out_proj"):
         yield from checkpoint.parts(f"{prefix}.{name}")

@@ -1,5 +1,6 @@
 // A layer's attention: positions, the KV cache, softmax over chunks of keys.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "model.hpp"
@@ -16,8 +17,7 @@ constexpr int64_t kQueryTile = 16;  // tokens of one sequence whose attention is
 void Model::attention(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd, kv_width = spec_.kv_heads * hd;
-  norm_rows(layer.attention_norm,
-            groups_of({layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get()}));
+  norm_for_mixer(layer, {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get()});
   grow(q_, rows_ * q_width);
   grow(k_, rows_ * kv_width);
   grow(v_, rows_ * kv_width);
@@ -56,8 +56,13 @@ void Model::attention(const Layer& layer, int index) {
       k.rotate(key, spec_.kv_heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
     }
     if (layer.norm_after_rope) norm();
-    for (int64_t d = 0; d < q_width; d++) q[d] *= spec_.attention_scale;
     const Row& row = row_[at_least(i)];
+    float scale = spec_.attention_scale;
+    if (layer.query_growth != 0.f) {
+      const float spans = static_cast<float>(row.position / layer.query_span);
+      scale *= 1.f + layer.query_growth * std::log1p(spans);
+    }
+    for (int64_t d = 0; d < q_width; d++) q[d] *= scale;
     uint8_t* page = pages_[row.slice][row.position / kPageTokens];
     const int slot = static_cast<int>(row.position % kPageTokens);
     for (int h = 0; h < spec_.kv_heads; h++) {

@@ -204,7 +204,26 @@ void check_recurrent_kernels() {
   }
 }
 
-// Layers that remember a state, attention over latents, an expert for every token.
+void check_layer_norm() {
+  const int cols = 75;
+  const auto x = random_floats(cols), weight = random_floats(cols), bias = random_floats(cols);
+  double mean = 0, variance = 0;
+  for (const float v : x) mean += v / cols;
+  for (const float v : x) variance += (v - mean) * (v - mean) / cols;
+  for (const bool shifts : {false, true}) {
+    std::vector<float> out(x);
+    kernels().layer_norm(out.data(), weight.data(), shifts ? bias.data() : nullptr, out.data(),
+                         cols, 1e-5f);
+    for (int c = 0; c < cols; c++) {
+      const double expected =
+          (x[c] - mean) / std::sqrt(variance + 1e-5) * weight[c] + (shifts ? bias[c] : 0.);
+      expect(std::fabs(out[c] - expected) < 1e-4, "layer norm");
+    }
+  }
+}
+
+// Layers that remember a state, attention over latents, an expert for every token, layers of one
+// part only, gates that are missing.
 Model recurrent_model() {
   Spec spec;
   spec.hidden = 64, spec.heads = 3, spec.kv_heads = 1, spec.head_dim = 48;
@@ -216,7 +235,7 @@ Model recurrent_model() {
   const auto convolution = [](int channels) {
     return Convolution{random_floats(static_cast<size_t>(3 * channels)), {}, 3};
   };
-  model.layers.resize(3);
+  model.layers.resize(6);
   for (Layer& layer : model.layers) {
     layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
     layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 4, 32);
@@ -256,6 +275,26 @@ Model recurrent_model() {
   for (int e = 0; e < 6; e++) {
     last.experts.push_back(
         {random_affine(32, 64, 4, 64), random_affine(32, 64, 4, 64), random_affine(64, 32, 4, 32)});
+  }
+  StateSpace space;
+  space.heads = 4, space.groups = 2, space.head_dim = 24, space.state_dim = 32;
+  space.norm_groups = 2;
+  space.xbc = random_affine(96 + 128, 64, 4, 32), space.gate = random_affine(96, 64, 4, 32);
+  space.dt = random_dense(4, 64), space.out = random_affine(64, 96, 4, 32);
+  space.convolution = convolution(96 + 128);
+  space.decay = {1.f, 2.f, 0.5f, 0.1f}, space.dt_bias = random_floats(4);
+  space.skip = random_floats(4), space.norm = std::vector<float>(96, 1.f);
+  Layer& alone = model.layers[3];
+  alone.state_space = std::make_shared<StateSpace>(std::move(space));
+  alone.gate = alone.up = alone.down = nullptr;
+  model.layers[4].gate = nullptr;
+  Layer& both = model.layers[5];
+  both.parallel = true, both.query_growth = 0.1f, both.query_span = 30;
+  both.q = random_affine(144, 64, 4, 32), both.o = random_dense(64, 144);
+  both.k = random_affine(48, 64, 4, 32), both.v = random_affine(48, 64, 4, 32);
+  both.gate = nullptr, both.router = random_dense(6, 64);
+  for (int e = 0; e < 6; e++) {
+    both.experts.push_back({nullptr, random_affine(32, 64, 4, 64), random_affine(64, 32, 4, 32)});
   }
   model.embedding = model.head = random_affine(50, 64, 8, 32);
   model.final_norm = std::vector<float>(64, 1.f);
@@ -305,6 +344,7 @@ int main() {
       }
       check_model();
       check_recurrent_kernels();
+      check_layer_norm();
       check_recurrent_model();
     }
     std::printf("%s: right\n", isa.c_str());

@@ -36,7 +36,7 @@ struct QuantizedRows {
 
 inline constexpr float kPeakShare = 0.75f;  // of a group's energy in one value that makes it fine
 
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu, kSigmoid };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu, kSigmoid, kRelu2 };
 
 inline constexpr int kPageTokens = 64;    // tokens in a page of the KV cache
 inline constexpr int kChunkTokens = 256;  // keys whose softmax is one partial result
@@ -95,9 +95,12 @@ struct KernelTable {
 
   // out = x / sqrt(mean(x^2) + eps) * weight; in place is fine.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t cols, float eps);
+  // out = (x - mean) / sqrt(variance + eps) * weight + bias, a null bias being 0; in place is fine.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float* out,
+                     int64_t cols, float eps);
   // x += scale * y
   void (*add_scaled)(float* x, const float* y, float scale, int64_t count);
-  // gate = activation(gate) * up
+  // gate = activation(gate) * up, a null up being 1
   void (*gate)(Activation activation, float* gate, const float* up, int64_t count);
   // Rotates pairs of the first 2 * pairs values of each of `heads` heads by cos, sin [pairs].
   void (*rotate)(float* x, int heads, int head_dim, int pairs, bool interleaved, const float* cos,

@@ -15,7 +15,7 @@ void Model::latent_attention(const Layer& layer, int index) {
   const int64_t heads = spec_.heads, hd = spec_.head_dim, nope = latent.nope, rank = latent.rank;
   const int64_t turned = latent.turned, own = nope + turned, q_width = heads * own;
   const MatrixPtr& first = latent.q_a ? latent.q_a : latent.q_b;
-  norm_rows(layer.attention_norm, groups_of({first.get(), latent.kv_a.get()}));
+  norm_for_mixer(layer, {first.get(), latent.kv_a.get()});
   grow(in_, rows_ * first->rows);
   grow(up_, rows_ * (rank + turned));
   run_linear({{first.get(), &normed_, 0, rows_, in_.data(), first->rows},

@@ -75,10 +75,9 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
 void Model::experts(const Layer& layer) {
   const KernelTable& k = kernels();
   const Expert& any = layer.experts.front();
-  const int64_t count = static_cast<int64_t>(layer.experts.size()), width = any.gate->rows;
+  const int64_t count = static_cast<int64_t>(layer.experts.size()), width = any.up->rows;
   const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
-  norm_rows(layer.mlp_norm,
-            groups_of({any.gate.get(), any.up.get(), layer.gate.get(), layer.up.get()}));
+  norm_for_mlp(layer, {any.gate.get(), any.up.get(), layer.gate.get(), layer.up.get()});
   // The router reads float activations: a rounding there would choose other experts.
   grow(router_out_, rows_ * count);
   std::vector<LinearJob> scored = {
@@ -114,33 +113,39 @@ void Model::experts(const Layer& layer) {
   grow(up_, slots * width);
   grow(expert_out_, slots * hidden);
   std::vector<LinearJob> in, out;
+  // What an activation takes of these rows; and what it is multiplied by, where there is a gate.
+  const auto in_pair = [&](const Matrix* gate, const Matrix* up, const Activations& x,
+                           int64_t begin, int64_t rows, float* activated, float* linear) {
+    if (gate != nullptr) in.push_back({gate, &x, begin, rows, activated, gate->rows});
+    in.push_back({up, &x, begin, rows, gate != nullptr ? linear : activated, up->rows});
+  };
   for (int64_t e = 0; e < count; e++) {
     const int64_t begin = first[at_least(e)], rows = first[at_least(e + 1)] - begin;
     if (rows == 0) continue;
     const Expert& expert = layer.experts[at_least(e)];
-    in.push_back({expert.gate.get(), &gathered_, begin, rows, gated_.row(begin), width});
-    in.push_back({expert.up.get(), &gathered_, begin, rows, up_.data() + begin * width, width});
+    in_pair(expert.gate.get(), expert.up.get(), gathered_, begin, rows, gated_.row(begin),
+            up_.data() + begin * width);
     out.push_back(
         {expert.down.get(), &gated_, begin, rows, expert_out_.data() + begin * hidden, hidden});
   }
-  const int64_t shared_width = layer.gate ? layer.gate->rows : 0;
-  if (layer.gate) {
+  const int64_t shared_width = layer.up ? layer.up->rows : 0;
+  if (layer.up) {
     shared_.resize(rows_, shared_width, groups_of({layer.down.get()}));
     grow(in_, rows_ * shared_width);
     grow(shared_out_, rows_ * hidden);
-    in.push_back({layer.gate.get(), &normed_, 0, rows_, shared_.row(0), shared_width});
-    in.push_back({layer.up.get(), &normed_, 0, rows_, in_.data(), shared_width});
+    in_pair(layer.gate.get(), layer.up.get(), normed_, 0, rows_, shared_.row(0), in_.data());
     out.push_back({layer.down.get(), &shared_, 0, rows_, shared_out_.data(), hidden});
   }
   run_linear(in, spec_.precise);
-  if (layer.gate) {
+  if (layer.up) {
     each_row(rows_, [&](int64_t i) {
-      k.gate(spec_.activation, shared_.row(i), in_.data() + i * shared_width, shared_width);
+      const float* up = layer.gate ? in_.data() + i * shared_width : nullptr;
+      k.gate(spec_.activation, shared_.row(i), up, shared_width);
       shared_.quantize(i, 1);
     });
   }
   each_row(slots, [&](int64_t i) {
-    k.gate(spec_.activation, gated_.row(i), up_.data() + i * width, width);
+    k.gate(spec_.activation, gated_.row(i), any.gate ? up_.data() + i * width : nullptr, width);
     gated_.quantize(i, 1);
   });
   run_linear(out, spec_.precise);
@@ -152,7 +157,7 @@ void Model::experts(const Layer& layer) {
       const Slot& slot = chosen[at_least(i * top + t)];
       k.add_scaled(y, expert_out_.data() + slot.place * hidden, slot.weight, hidden);
     }
-    if (layer.gate) {
+    if (layer.up) {
       const float share = layer.shared_gate ? 1.f / (1.f + std::exp(-z_[at_least(i)])) : 1.f;
       k.add_scaled(y, shared_out_.data() + i * hidden, share, hidden);
     }

@@ -15,6 +15,11 @@ int64_t Layer::state_floats() const {
     return (net.convolution.taps - 1) * net.qkv->rows +
            static_cast<int64_t>(net.value_heads) * net.value_dim * net.key_dim;
   }
+  if (state_space) {
+    const StateSpace& space = *state_space;
+    return (space.convolution.taps - 1) * space.xbc->rows +
+           static_cast<int64_t>(space.heads) * space.head_dim * space.state_dim;
+  }
   if (short_convolution) {
     return (short_convolution->convolution.taps - 1) * short_convolution->x->rows;
   }
@@ -104,17 +109,24 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
   int attending = 0;
   int64_t state = 0;
   for (const Layer& layer : layers) {
+    if (layer.parallel) before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
     if (layer.delta_net) {
       delta_net(layer, state);
     } else if (layer.short_convolution) {
       short_convolution(layer, state);
+    } else if (layer.state_space) {
+      state_space(layer, state);
     } else if (layer.latent) {
       latent_attention(layer, attending++);
-    } else {
+    } else if (layer.q) {
       attention(layer, attending++);
     }
     state += layer.state_floats();
-    layer.router ? experts(layer) : mlp(layer);
+    if (layer.router) {
+      experts(layer);
+    } else if (layer.up) {
+      mlp(layer);
+    }
   }
   for (size_t s = 0; s < state_.size(); s++) {
     states_->advance(slices[s].sequence, slices[s].start + slices[s].length, slices[s].keeps);
@@ -155,30 +167,53 @@ void Model::project_out(const Matrix& out, const Layer& layer) {
   });
 }
 
-void Model::norm_rows(const std::vector<float>& norm, const std::vector<int>& groups) {
+void Model::norm_row(const float* x, const std::vector<float>& norm, const std::vector<float>& bias,
+                     float* out) const {
   const KernelTable& k = kernels();
+  if (norm.empty()) {
+    std::memcpy(out, x, at_least(spec_.hidden) * sizeof(float));
+  } else if (spec_.layer_norm) {
+    const float* shift = bias.empty() ? nullptr : bias.data();
+    k.layer_norm(x, norm.data(), shift, out, spec_.hidden, spec_.norm_eps);
+  } else {
+    k.rms_norm(x, norm.data(), out, spec_.hidden, spec_.norm_eps);
+  }
+}
+
+void Model::norm_rows(const float* x, const std::vector<float>& norm,
+                      const std::vector<float>& bias, const std::vector<int>& groups) {
   normed_.resize(rows_, spec_.hidden, groups);
   each_row(rows_, [&](int64_t i) {
-    if (norm.empty()) {
-      std::memcpy(normed_.row(i), x(i), at_least(spec_.hidden) * sizeof(float));
-    } else {
-      k.rms_norm(x(i), norm.data(), normed_.row(i), spec_.hidden, spec_.norm_eps);
-    }
+    norm_row(x + i * spec_.hidden, norm, bias, normed_.row(i));
     normed_.quantize(i, 1);
   });
 }
 
+void Model::norm_for_mixer(const Layer& layer, std::initializer_list<const Matrix*> readers) {
+  norm_rows(x_.data(), layer.attention_norm, layer.attention_norm_bias, groups_of(readers));
+}
+
+void Model::norm_for_mlp(const Layer& layer, std::initializer_list<const Matrix*> readers) {
+  const float* from = layer.parallel ? before_.data() : x_.data();
+  norm_rows(from, layer.mlp_norm, layer.mlp_norm_bias, groups_of(readers));
+}
+
 void Model::mlp(const Layer& layer) {
   const KernelTable& k = kernels();
-  const int64_t width = layer.gate->rows;
-  norm_rows(layer.mlp_norm, groups_of({layer.gate.get(), layer.up.get()}));
+  const int64_t width = layer.up->rows;
+  norm_for_mlp(layer, {layer.gate.get(), layer.up.get()});
   gated_.resize(rows_, width, groups_of({layer.down.get()}));
   grow(up_, rows_ * width);
-  run_linear({{layer.gate.get(), &normed_, 0, rows_, gated_.row(0), width},
-              {layer.up.get(), &normed_, 0, rows_, up_.data(), width}},
-             spec_.precise);
+  std::vector<LinearJob> jobs = {{layer.up.get(), &normed_, 0, rows_, up_.data(), width}};
+  if (layer.gate) {
+    jobs.insert(jobs.begin(), {layer.gate.get(), &normed_, 0, rows_, gated_.row(0), width});
+  } else {
+    jobs.front().out = gated_.row(0);
+  }
+  run_linear(jobs, spec_.precise);
   each_row(rows_, [&](int64_t i) {
-    k.gate(spec_.activation, gated_.row(i), up_.data() + i * width, width);
+    const float* up = layer.gate ? up_.data() + i * width : nullptr;
+    k.gate(spec_.activation, gated_.row(i), up, width);
     gated_.quantize(i, 1);
   });
   grow(y_, rows_ * spec_.hidden);
@@ -189,15 +224,12 @@ void Model::mlp(const Layer& layer) {
 }
 
 void Model::final_states(float* out) const {
-  const KernelTable& k = kernels();
   each_row(rows_, [&](int64_t row) {
-    k.rms_norm(x_.data() + row * spec_.hidden, final_norm.data(), out + row * spec_.hidden,
-               spec_.hidden, spec_.norm_eps);
+    norm_row(x_.data() + row * spec_.hidden, final_norm, final_norm_bias, out + row * spec_.hidden);
   });
 }
 
 void Model::logits(const std::vector<Slice>& slices, float* out) {
-  const KernelTable& k = kernels();
   std::vector<int64_t> wanted;
   int64_t row = 0;
   for (const Slice& slice : slices) {
@@ -208,8 +240,7 @@ void Model::logits(const std::vector<Slice>& slices, float* out) {
   const int64_t count = static_cast<int64_t>(wanted.size()), vocabulary = head->rows;
   normed_.resize(count, spec_.hidden, groups_of({head.get()}));
   for (int64_t i = 0; i < count; i++) {
-    k.rms_norm(x(wanted[at_least(i)]), final_norm.data(), normed_.row(i), spec_.hidden,
-               spec_.norm_eps);
+    norm_row(x(wanted[at_least(i)]), final_norm, final_norm_bias, normed_.row(i));
     // Half of what rounding does to the choice of a token happens here, and a head is bound by
     // memory, not by arithmetic.
     normed_.quantize(i, 1, true);

@@ -21,7 +21,7 @@ struct Rope {
 };
 
 struct Expert {
-  MatrixPtr gate, up, down;
+  MatrixPtr gate, up, down;  // no gate: down activation(up x)
 };
 
 enum class Routing : uint8_t {
@@ -51,6 +51,21 @@ struct DeltaNet {
   bool tiled = false;  // value head i goes with key head i % key_heads, not i * key_heads / heads
 };
 
+// A state space (Mamba-2, arXiv:2405.21060, 7.1): each head remembers a matrix [head_dim,
+// state_dim], which fades by exp(-exp(A) dt) and gains dt x (outer) B, where dt = softplus(its row
+// + dt_bias) within `steps`; C reads it, and D x is added. What is read goes through the gate's
+// SiLU and a norm of `norm_groups` parts.
+struct StateSpace {
+  MatrixPtr xbc, gate, dt, out;  // rows of xbc: [heads, head_dim], [groups, state_dim] twice
+  Convolution convolution;       // of xbc's rows
+  std::vector<float> decay;      // exp(A) [heads]
+  std::vector<float> dt_bias;    // [heads]
+  std::vector<float> skip;       // D [heads]
+  std::vector<float> norm;       // [heads * head_dim]
+  int heads = 0, groups = 0, head_dim = 0, state_dim = 0, norm_groups = 1;
+  float least_step = 0.f, most_step = 1e30f;
+};
+
 // LFM2's: c * convolution(b * x), all three linear in the layer's input.
 struct ShortConvolution {
   MatrixPtr b, c, x, out;
@@ -68,11 +83,13 @@ struct LatentAttention {
   int nope = 0, turned = 0, rank = 0, value_dim = 0;
 };
 
-// An empty vector or null pointer: the layer does without. Beside a router, gate, up and down are
-// an expert that every token goes through, scaled by sigmoid(shared_gate x) where there is one.
-// With a delta net or a short convolution there is no attention.
+// An empty vector or null pointer: the layer does without, be it a gate (down activation(up x)),
+// the whole MLP or all that mixes tokens. Beside a router, gate, up and down are an expert that
+// every token goes through, scaled by sigmoid(shared_gate x) where there is one.
 struct Layer {
   std::vector<float> attention_norm, after_attention_norm, mlp_norm, after_mlp_norm;
+  std::vector<float> attention_norm_bias, mlp_norm_bias;  // where Spec::layer_norm
+  bool parallel = false;  // the MLP reads what the attention reads, not what it gives
   MatrixPtr q, k, v, o;
   MatrixPtr output_gate;              // what is attended is multiplied by its sigmoid
   std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim] over all heads at once
@@ -87,13 +104,18 @@ struct Layer {
   std::shared_ptr<LatentAttention> latent;
   std::shared_ptr<DeltaNet> delta_net;
   std::shared_ptr<ShortConvolution> short_convolution;
+  std::shared_ptr<StateSpace> state_space;
+  // Queries grow by 1 + query_growth log(1 + floor(position / query_span)), as in Llama 4.
+  float query_growth = 0.f;
+  int query_span = 1;
 
-  bool attends() const { return !delta_net && !short_convolution; }
+  bool attends() const { return q || latent; }
   int64_t state_floats() const;  // what a sequence takes beside the KV cache
 };
 
 struct Spec {
   int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  bool layer_norm = false;  // norms of layers and the final one subtract the mean
   float norm_eps = 1e-5f;
   float attention_scale = 1.f;
   float attention_soft_cap = 0.f;
@@ -127,9 +149,9 @@ class Model {
   // What this shard holds; set before the first step.
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
-  MatrixPtr embedding;            // first shard: [vocabulary, hidden]
-  MatrixPtr head;                 // last shard: [vocabulary, hidden]
-  std::vector<float> final_norm;  // last shard
+  MatrixPtr embedding;                             // first shard: [vocabulary, hidden]
+  MatrixPtr head;                                  // last shard: [vocabulary, hidden]
+  std::vector<float> final_norm, final_norm_bias;  // last shard
 
   // One step. `tokens` [rows] where this is the first shard, else `hidden` float32 [rows, hidden].
   // Writes hidden states [rows, hidden], or on the last shard logits [rows that are wanted,
@@ -162,14 +184,23 @@ class Model {
   CacheShape cache_shape() const;
   void prepare(const std::vector<Slice>& slices);
   void embed(const int32_t* tokens);
-  // The rows of x, normed (an empty norm leaves them) and quantized for `groups`, into normed_.
-  void norm_rows(const std::vector<float>& norm, const std::vector<int>& groups);
+  void norm_row(const float* x, const std::vector<float>& norm, const std::vector<float>& bias,
+                float* out) const;
+  // The rows of `x`, normed (an empty norm leaves them) and quantized for `groups`, into normed_.
+  void norm_rows(const float* x, const std::vector<float>& norm, const std::vector<float>& bias,
+                 const std::vector<int>& groups);
+  // For what mixes tokens, and for the MLP.
+  void norm_for_mixer(const Layer& layer, std::initializer_list<const Matrix*> readers);
+  void norm_for_mlp(const Layer& layer, std::initializer_list<const Matrix*> readers);
   // `index` among the layers that attend; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
   void latent_attention(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
   void short_convolution(const Layer& layer, int64_t state);
+  void state_space(const Layer& layer, int64_t state);
+  // state_steps_ [heads, rows] through each slice's matrices [heads, values, keys] at `matrices`.
+  void recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, bool delta);
   // in_ [rows, channels] -> convolved_, with what came before each slice from its state.
   void convolve(const Convolution& convolution, int64_t channels, bool silu, int64_t state);
   // x += norm(out attended_)
@@ -193,7 +224,8 @@ class Model {
   std::vector<uint8_t* const*> pages_;         // of each slice
   std::vector<float*> state_;                  // of each slice
   std::vector<std::vector<float>> cos_, sin_;  // of each rope: [rows, pairs]
-  std::vector<float> x_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_, shared_out_;
+  std::vector<float> x_, before_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_,
+      shared_out_;
   std::vector<float> in_, window_, convolved_, z_;
   std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;

@@ -1,4 +1,5 @@
-// Layers that remember a state of fixed size instead of attending: gated delta nets, convolutions.
+// Layers that remember a state of fixed size instead of attending: gated delta nets, state spaces,
+// convolutions.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -50,7 +51,7 @@ void Model::convolve(const Convolution& convolution, int64_t channels, bool silu
 void Model::short_convolution(const Layer& layer, int64_t state) {
   const ShortConvolution& conv = *layer.short_convolution;
   const int64_t channels = conv.x->rows;
-  norm_rows(layer.attention_norm, groups_of({conv.b.get(), conv.c.get(), conv.x.get()}));
+  norm_for_mixer(layer, {conv.b.get(), conv.c.get(), conv.x.get()});
   grow(in_, rows_ * channels);
   grow(up_, rows_ * channels);
   grow(z_, rows_ * channels);
@@ -77,8 +78,7 @@ void Model::delta_net(const Layer& layer, int64_t state) {
   const DeltaNet& net = *layer.delta_net;
   const int64_t heads = net.value_heads, values = net.value_dim, keys = net.key_dim;
   const int64_t key_width = net.key_heads * keys, width = heads * values, channels = net.qkv->rows;
-  norm_rows(layer.attention_norm,
-            groups_of({net.qkv.get(), net.z.get(), net.a.get(), net.b.get()}));
+  norm_for_mixer(layer, {net.qkv.get(), net.z.get(), net.a.get(), net.b.get()});
   grow(in_, rows_ * channels);
   grow(z_, rows_ * width);
   run_linear({{net.qkv.get(), &normed_, 0, rows_, in_.data(), channels},
@@ -120,7 +120,72 @@ void Model::delta_net(const Layer& layer, int64_t state) {
     }
   });
 
-  const int64_t matrices = state + (net.convolution.taps - 1) * channels;
+  recur(heads, values, keys, state + (net.convolution.taps - 1) * channels, true);
+
+  each_row(rows_, [&](int64_t i) {
+    float *out = attended_.row(i), *z = z_.data() + i * width;
+    for (int64_t h = 0; h < heads; h++) {
+      k.rms_norm(out + h * values, net.norm.data(), out + h * values, values, spec_.norm_eps);
+    }
+    k.gate(Activation::kSilu, z, out, width);
+    std::memcpy(out, z, at_least(width) * sizeof(float));
+    attended_.quantize(i, 1);
+  });
+  project_out(*net.out, layer);
+}
+
+void Model::state_space(const Layer& layer, int64_t state) {
+  const KernelTable& k = kernels();
+  const StateSpace& space = *layer.state_space;
+  const int64_t heads = space.heads, values = space.head_dim, keys = space.state_dim;
+  const int64_t width = heads * values, channels = space.xbc->rows;
+  norm_for_mixer(layer, {space.xbc.get(), space.gate.get(), space.dt.get()});
+  grow(in_, rows_ * channels);
+  grow(z_, rows_ * width);
+  run_linear({{space.xbc.get(), &normed_, 0, rows_, in_.data(), channels},
+              {space.gate.get(), &normed_, 0, rows_, z_.data(), width}},
+             spec_.precise);
+  // A rounding of how fast a state fades adds up over all tokens.
+  grow(up_, rows_ * heads);
+  run_linear({{space.dt.get(), &normed_, 0, rows_, up_.data(), heads}}, true);
+  convolve(space.convolution, channels, true, state);
+
+  attended_.resize(rows_, width, groups_of({space.out.get()}));
+  if (state_steps_.size() < at_least(rows_ * heads)) state_steps_.resize(at_least(rows_ * heads));
+  each_row(rows_, [&](int64_t i) {
+    const float* x = convolved_.data() + i * channels;
+    for (int64_t h = 0; h < heads; h++) {
+      const float* b = x + width + h / (heads / space.groups) * keys;
+      const float raw = softplus(up_[at_least(i * heads + h)] + space.dt_bias[at_least(h)]);
+      const float dt = std::min(std::max(raw, space.least_step), space.most_step);
+      state_steps_[at_least(h * rows_ + i)] = {b,
+                                               b + space.groups * keys,
+                                               x + h * values,
+                                               std::exp(-space.decay[at_least(h)] * dt),
+                                               dt,
+                                               attended_.row(i) + h * values};
+    }
+  });
+  recur(heads, values, keys, state + (space.convolution.taps - 1) * channels, false);
+
+  const int64_t part = width / space.norm_groups;
+  each_row(rows_, [&](int64_t i) {
+    float *out = attended_.row(i), *z = z_.data() + i * width;
+    const float* x = convolved_.data() + i * channels;
+    for (int64_t h = 0; h < heads; h++) {
+      k.add_scaled(out + h * values, x + h * values, space.skip[at_least(h)], values);
+    }
+    k.gate(Activation::kSilu, z, out, width);
+    for (int64_t g = 0; g < width; g += part) {
+      k.rms_norm(z + g, space.norm.data() + g, out + g, part, spec_.norm_eps);
+    }
+    attended_.quantize(i, 1);
+  });
+  project_out(*space.out, layer);
+}
+
+void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, bool delta) {
+  const KernelTable& k = kernels();
   const int64_t parts = (values + kStateRows - 1) / kStateRows;
   const int64_t slices = static_cast<int64_t>(slices_->size());
   std::vector<int64_t> first(at_least(slices));
@@ -139,20 +204,9 @@ void Model::delta_net(const Layer& layer, int64_t state) {
       step.out += row;
     }
     float* matrix = state_[at_least(s)] + matrices + (head * values + row) * keys;
-    k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, true);
+    k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, delta);
   };
   thread_pool().run(slices * heads * parts, run);
-
-  each_row(rows_, [&](int64_t i) {
-    float *out = attended_.row(i), *z = z_.data() + i * width;
-    for (int64_t h = 0; h < heads; h++) {
-      k.rms_norm(out + h * values, net.norm.data(), out + h * values, values, spec_.norm_eps);
-    }
-    k.gate(Activation::kSilu, z, out, width);
-    std::memcpy(out, z, at_least(width) * sizeof(float));
-    attended_.quantize(i, 1);
-  });
-  project_out(*net.out, layer);
 }
 
 }  // namespace exo

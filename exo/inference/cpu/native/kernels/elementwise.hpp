@@ -31,6 +31,39 @@ inline void rms_norm(const float* x, const float* weight, float* out, int64_t co
       [&](int64_t k) { out[k] = x[k] * scale * weight[k]; });
 }
 
+inline void layer_norm(const float* x, const float* weight, const float* bias, float* out,
+                       int64_t cols, float eps) {
+  VecF sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * W <= cols; i += 4 * W) {
+    for (int j = 0; j < 4; j++) sums[j] += load(x + i + j * W);
+  }
+  float tail = 0;
+  for (; i < cols; i++) tail += x[i];
+  const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail;
+  const float mean = sum / static_cast<float>(cols);
+  VecF squares[4] = {};
+  for (i = 0; i + 4 * W <= cols; i += 4 * W) {
+    for (int j = 0; j < 4; j++) {
+      const VecF v = load(x + i + j * W) - mean;
+      squares[j] += v * v;
+    }
+  }
+  tail = 0;
+  for (; i < cols; i++) tail += (x[i] - mean) * (x[i] - mean);
+  const float all = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3])) + tail;
+  const float scale = 1.f / __builtin_sqrtf(all / static_cast<float>(cols) + eps);
+  sweep(
+      cols,
+      [&](int64_t k) {
+        const VecF shift = bias != nullptr ? load(bias + k) : VecF{};
+        store(out + k, (load(x + k) - mean) * scale * load(weight + k) + shift);
+      },
+      [&](int64_t k) {
+        out[k] = (x[k] - mean) * scale * weight[k] + (bias != nullptr ? bias[k] : 0.f);
+      });
+}
+
 inline void add_scaled(float* x, const float* y, float scale, int64_t count) {
   sweep(
       count, [&](int64_t i) { store(x + i, load(x + i) + scale * load(y + i)); },
@@ -43,6 +76,10 @@ template <Activation A>
 EXO_INLINE VecF gated(VecF g, VecF up) {
   if constexpr (A == Activation::kSilu) return g * sigmoid(g) * up;
   if constexpr (A == Activation::kSigmoid) return sigmoid(g) * up;
+  if constexpr (A == Activation::kRelu2) {
+    const VecF positive = max(g, VecF{});
+    return positive * positive * up;
+  }
   if constexpr (A == Activation::kGeluTanh) {
     return 0.5f * g * (1.f + tanh(0.7978845608028654f * (g + 0.044715f * g * g * g))) * up;
   }
@@ -58,11 +95,12 @@ EXO_INLINE VecF gated(VecF g, VecF up) {
 template <Activation A>
 void gate_rows(float* g, const float* up, int64_t count) {
   int64_t i = 0;
-  for (; i + W <= count; i += W) store(g + i, gated<A>(load(g + i), load(up + i)));
+  const auto linear = [&](int64_t k) { return up != nullptr ? load(up + k) : splat(1.f); };
+  for (; i + W <= count; i += W) store(g + i, gated<A>(load(g + i), linear(i)));
   if (i == count) return;
   float last[2][W] = {};
   std::memcpy(last[0], g + i, static_cast<size_t>(count - i) * 4);
-  std::memcpy(last[1], up + i, static_cast<size_t>(count - i) * 4);
+  for (int64_t k = i; k < count; k++) last[1][k - i] = up != nullptr ? up[k] : 1.f;
   store(last[0], gated<A>(load(last[0]), load(last[1])));
   std::memcpy(g + i, last[0], static_cast<size_t>(count - i) * 4);
 }
@@ -79,6 +117,8 @@ inline void gate(Activation activation, float* g, const float* up, int64_t count
       return gate_rows<Activation::kClampedSwiglu>(g, up, count);
     case Activation::kSigmoid:
       return gate_rows<Activation::kSigmoid>(g, up, count);
+    case Activation::kRelu2:
+      return gate_rows<Activation::kRelu2>(g, up, count);
   }
 }
 

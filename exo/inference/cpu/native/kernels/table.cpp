@@ -11,8 +11,8 @@ namespace exo::EXO_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {
-    EXO_ISA_NAME, quantize_rows, linear_int8,  linear_float, rms_norm,  add_scaled, gate,  rotate,
-    store_key,    store_value,   attend_chunk, merge,        normalize, convolve,   recur,
+    EXO_ISA_NAME, quantize_rows, linear_int8, linear_float, rms_norm, layer_norm, add_scaled, gate,
+    rotate,       store_key,     store_value, attend_chunk, merge,    normalize,  convolve,   recur,
 };
 
 }  // namespace exo::EXO_ISA
