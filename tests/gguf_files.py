@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,46 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
+    "ministral3": "mistral3",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "stablelm": "stablelm",
+    "nemotron": "nemotron",
+    "starcoder2": "starcoder2",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
+    "olmo3": "olmo2",
+    "glm4": "glm4",
+    "ernie4_5": "ernie4_5",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "minicpm": "minicpm",
+    "qwen2_moe": "qwen2moe",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
+    "glm4_moe": "glm4moe",
+    "minimax": "minimax-m2",
+    "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
 }
 """`general.architecture` by model_type."""
 
-_PERMUTED = ("llama", "smollm3", "granite")
+_PERMUTED = (
+    "llama",
+    "smollm3",
+    "granite",
+    "mistral3",
+    "minicpm",
+    "granitemoe",
+    "granitehybrid",
+)
+_LAYER_NORM_EPS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "stablelm": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "starcoder2": "norm_epsilon",
+    "nemotron_h": "layer_norm_epsilon",
+}
 
 Quantize = Callable[[str, npt.NDArray[np.float32]], str]
 """(GGUF's name, the numbers) to the format to write them in."""
@@ -71,6 +107,10 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{kind}"
     if name.endswith("shared_expert_gate.weight"):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp_shexp.{kind}"
+    if switched := re.fullmatch(r"backbone\.layers\.(\d+)\.mixer\.switch_mlp\.fc([12])", module):
+        return f"blk.{switched[1]}.ffn_{'up' if switched[2] == '1' else 'down'}_exps.{kind}"
+    if name.endswith((".mamba.D", ".mixer.D")):
+        return f"blk.{name.split('.')[2]}.ssm_d"
     if name.endswith("mlp.gate.weight"):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp.{kind}"
     if latent := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(embed_q|unembed_out)", module):
@@ -98,6 +138,10 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
         numbers = numbers.squeeze(-1)
     if name.endswith("shared_expert_gate.weight"):
         numbers = numbers.squeeze(0)
+    if name.endswith((".D", ".A_log")) and "linear_attn" not in name:
+        numbers = numbers[:, None]
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        numbers = numbers.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
     if "linear_attn" not in name or name.endswith("linear_attn.norm.weight"):
         return numbers
     heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
@@ -181,7 +225,117 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
             "shortconv.l_cache": config["conv_L_cache"],
             "leading_dense_block_count": config.get("num_dense_layers"),
         }
+    model_type = config["model_type"]
+    if model_type in _LAYER_NORM_EPS:
+        del written["attention.layer_norm_rms_epsilon"]
+        written["attention.layer_norm_epsilon"] = config.get(_LAYER_NORM_EPS[model_type], 1e-5)
+    if model_type in ("granitemoehybrid", "nemotron_h"):
+        written |= _state_space_numbers(config)
+    written |= _OWN_NUMBERS.get(model_type, lambda config: {})(config)
     return {key: number for key, number in written.items() if number is not None}
+
+
+def _state_space_numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """See GraniteHybridModel and NemotronHModel of llama.cpp's conversion."""
+    heads = config.get("mamba_n_heads") or config["mamba_num_heads"]
+    if pattern := config.get("hybrid_override_pattern"):
+        attending = [kind == "*" for kind in pattern]
+        widths = [config["intermediate_size"] * (kind in "-E") for kind in pattern]
+    else:
+        attending = [kind == "attention" for kind in config["layer_types"]]
+        widths = [config["intermediate_size"]] * len(attending)
+    routed = {}
+    if "E" in config.get("hybrid_override_pattern", ""):
+        shared = config["moe_shared_expert_intermediate_size"]
+        routed = _routed(config) | {"expert_shared_feed_forward_length": shared}
+    return {
+        "attention.head_count_kv": [config["num_key_value_heads"] * one for one in attending],
+        "feed_forward_length": widths,
+        "ssm.conv_kernel": config.get("mamba_d_conv") or config["conv_kernel"],
+        "ssm.state_size": config.get("mamba_d_state") or config["ssm_state_size"],
+        "ssm.group_count": config.get("mamba_n_groups") or config["n_groups"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * (config.get("mamba_d_head") or config["mamba_head_dim"]),
+        "rope.scaling.finetuned": config.get("position_embedding_type", "rope") != "nope",
+        "expert_shared_feed_forward_length": config.get("shared_intermediate_size"),
+        **routed,
+    }
+
+
+def _routed(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "leading_dense_block_count": config.get("first_k_dense_replace"),
+    }
+
+
+def _hunyuan(config: dict[str, Any]) -> dict[str, Any]:
+    alpha = (config.get("rope_scaling") or {}).get("alpha", 1.0)
+    dims = config["head_dim"]
+    return {"rope.freq_base": config["rope_theta"] * alpha ** (dims / (dims - 2))}
+
+
+def _ministral(config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        "rope.freq_base": rope["rope_theta"],
+        "rope.scaling.type": rope["rope_type"],
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
+def _minicpm(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "embedding_scale": config["scale_emb"],
+        "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        "logit_scale": config["hidden_size"] / config["dim_model_base"],
+    }
+
+
+def _olmo3(config: dict[str, Any]) -> dict[str, Any]:
+    kinds = config.get("layer_types") or ([*["sliding_attention"] * 3, "full_attention"] * 2)[:6]
+    pattern = [kind == "sliding_attention" for kind in kinds]
+    return {"attention.sliding_window_pattern": pattern}
+
+
+_OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "ministral3": _ministral,
+    "cohere": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
+    "cohere2": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
+    "exaone4": lambda config: {
+        "attention.sliding_window_pattern": [letter == "L" for letter in "LLGLLG"]
+    },
+    "olmo3": _olmo3,
+    "hunyuan_v1_dense": _hunyuan,
+    "minicpm": _minicpm,
+    "qwen2_moe": lambda config: {
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]
+    },
+    "glm4_moe": _routed,
+    "minimax": lambda config: {
+        "rope.dimension_count": config["rotary_dim"],
+        "expert_feed_forward_length": config["intermediate_size"],
+    },
+}
+
+
+def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
+    """Granite's shared experts, which stand apart in GGUF."""
+    for name, array in tensors.items():
+        if "shared_mlp.input_linear" in name:
+            gate, up = mx.split(array, 2, axis=0)
+            yield name.replace("shared_mlp.input_linear", "mlp.shared_expert.gate_proj"), gate
+            yield name.replace("shared_mlp.input_linear", "mlp.shared_expert.up_proj"), up
+        elif "shared_mlp.output_linear" in name:
+            yield name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj"), array
+        else:
+            yield name, array
 
 
 def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra: Any) -> None:
@@ -190,6 +344,8 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
     config = json.loads((checkpoint / "config.json").read_text())
     config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
+    if "E" in config.get("hybrid_override_pattern", ""):
+        architecture = "nemotron_h_moe"
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tokens = [chr(33 + i) for i in range(90)]
@@ -223,13 +379,15 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
         "attn_q.": config["num_attention_heads"],
         "attn_k.": config["num_key_value_heads"],
     }
-    for name, array in mx.load(str(checkpoint / "model.safetensors")).items():
+    for name, array in _split(mx.load(str(checkpoint / "model.safetensors"))):
         name = name.removeprefix("language_model.")
         own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
         numbers = _as_converted(name, numbers, config)
         if architecture in _PERMUTED:
             for part, count in heads.items():
                 numbers = _permuted(numbers, count) if part in own else numbers
+        if config["model_type"] == "nemotron" and own.endswith("norm.weight"):
+            numbers = numbers + 1
         if config["model_type"].startswith("gemma") and "norm" in own:
             numbers = numbers + 1
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]

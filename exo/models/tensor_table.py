@@ -11,8 +11,9 @@ from typing import Any
 
 from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
+from exo.models.gguf.families.table import family_of_type
 from exo.models.gguf.file import read_gguf
-from exo.models.gguf.names import family_of_type, renamed
+from exo.models.gguf.names import renamed
 from exo.models.weight_files import chosen_weights
 
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
@@ -137,7 +138,7 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
             _shape_of(name, tensor.shape),
             tensor.offset,
             tensor.nbytes,
-            adds_one=family.norms_add_one and len(tensor.shape) == 1 and "norm" in parts[-2],
+            adds_one=family.norms_add_one and parts[-1] == "weight" and "norm" in parts[-2],
             permuted_heads=heads.get(parts[-2], 0) if family.interleaved_rope else 0,
             minus_exp=parts[-1] == "A_log",
         )
@@ -145,9 +146,11 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
 
 
 def _shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """As mlx-lm has it, where llama.cpp leaves out an axis of length 1."""
+    """As mlx-lm has it, where llama.cpp has an axis less or more."""
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         return (*shape, 1)
+    if name.endswith((".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")):
+        return (prod(shape),)  # of a state space: with an axis more there
     return (1, *shape) if name.endswith("shared_expert_gate.weight") else shape
 
 

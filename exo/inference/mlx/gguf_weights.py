@@ -8,6 +8,7 @@ bits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,11 @@ def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(some.reshape(*values.shape[:-1], -1)).view(np.uint32)
 
 
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_JOINED = {"shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_proj")}
+"""Modules of mlx-lm's whose rows are those of several in the file."""
+
+
 class _ValueHeads:
     """Of a delta net's value heads llama.cpp's converter puts the first of each key head before the
     second ones (`_LinearAttentionVReorderBase` in its conversion/qwen.py): here they stand one key
@@ -208,6 +214,7 @@ class GGUFWeights:
         """`dtype`: of everything that is not packed; None: what a GPU computes the model in."""
         self._checkpoint = Checkpoint(path)
         config = read_config(path)
+        self._n_layers = int(config["num_hidden_layers"])
         is_tiled = bool(config.get("linear_value_heads_tiled"))
         self._value_heads = _ValueHeads(config) if is_tiled else None
         gemma = any(".post_feedforward_layernorm." in name for name in self._checkpoint.names())
@@ -218,6 +225,9 @@ class GGUFWeights:
         """Every parameter by name, with its shape and type and nothing computed."""
         found = {}
         for name in self._checkpoint.names():
+            layer = _LAYER.search(name)
+            if layer is not None and int(layer[1]) >= self._n_layers:
+                continue  # it guesses further tokens, which nobody asks for
             *outer, cols = self._checkpoint.shape(name)
             module = name.removesuffix(".weight")
             if bits := _bits(self._checkpoint.dtype(name)):
@@ -226,16 +236,29 @@ class GGUFWeights:
                     found[f"{module}.{part}"] = mx.zeros((*outer, cols // GROUP), self._dtype)
             else:
                 found[name] = mx.zeros((*outer, cols), self._dtype)
+        for name in list(found):
+            module, _, part = name.rpartition(".")
+            for whole, (first, second) in _JOINED.items():
+                if module.endswith(first):
+                    base = module.removesuffix(first)
+                    rows = [found.pop(f"{base}{half}.{part}") for half in (first, second)]
+                    found[f"{base}{whole}.{part}"] = mx.concatenate(rows)
         return found
 
     def check(self, model: nn.Module) -> None:
-        """Every parameter is in the files and has its shape.
+        """Every parameter is in the files and has its shape, and nothing else is there: weights
+        that are left out would be another model.
 
         Raises:
-            ModelUnsupported: one is not; the message names it.
+            ModelUnsupported: one is not, or is; the message names it.
         """
         here = self.stand_ins()
-        for name, parameter in tree_flatten(model.parameters()):
+        wanted = tree_flatten(model.parameters())
+        if unused := set(here) - {name for name, _ in wanted}:
+            raise ModelUnsupported(
+                f"mlx-lm's class has no place for {min(unused)} of the GGUF file"
+            )
+        for name, parameter in wanted:
             if name not in here or here[name].shape != parameter.shape:
                 found = here[name].shape if name in here else "nothing"
                 raise ModelUnsupported(
@@ -254,6 +277,10 @@ class GGUFWeights:
 
     def _parameters(self, module: str, name: str) -> dict[str, mx.array]:
         """The parameter, and where it is one part of a quantized weight the other parts."""
+        for joined, halves in _JOINED.items():
+            if module.endswith(joined):
+                base = module.removesuffix(joined)
+                return self._joined(module, [f"{base}{half}" for half in halves])
         stored = name if name in self._checkpoint else f"{module}.weight"
         tensor = self._checkpoint.tensor(stored)
         heads = self._value_heads if ".linear_attn." in stored else None
@@ -275,3 +302,14 @@ class GGUFWeights:
         mx.eval(list(parts.values()))
         self._checkpoint.give_back(stored)
         return parts
+
+    def _joined(self, module: str, parts: list[str]) -> dict[str, mx.array]:
+        """One module whose rows are those of several, one after the other."""
+        made = [self._parameters(part, f"{part}.weight") for part in parts]
+        kinds = [name.rpartition(".")[2] for name in made[0]]
+        return {
+            f"{module}.{kind}": mx.concatenate(
+                [arrays[f"{part}.{kind}"] for part, arrays in zip(parts, made, strict=True)]
+            )
+            for kind in kinds
+        }

@@ -44,15 +44,41 @@ def cpu_logits(folder: Path, cuts: list[int]) -> npt.NDArray[np.float32]:
     return states
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_a_file_computes_what_its_source_does(model_type: str, tmp_path: Path) -> None:
+NEMOTRON_3 = {
+    "hybrid_override_pattern": "M*EM*E",
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [
+        *((model_type, {}) for model_type in ARCHITECTURES),
+        ("nemotron_h", NEMOTRON_3),
+        ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
+    ],
+)
+def test_a_file_computes_what_its_source_does(
+    model_type: str, more: dict[str, Any], tmp_path: Path
+) -> None:
     source, folder = tmp_path / "source", tmp_path / "folder"
     # Files do not say what Gemma's attention divides by: the width of a head, but in the largest.
-    # Nor how LFM2 weighs experts: their shares are brought to a sum of 1.
+    # Nor which of Command R7B's layers see all: every fourth. Nor how LFM2 weighs experts: their
+    # shares are brought to a sum of 1.
     unsaid: dict[str, Any] = {"query_pre_attn_scalar": 16}
+    if model_type == "cohere2":
+        unsaid = {"sliding_window_pattern": 4}
     if model_type == "lfm2_moe":
         unsaid = {"norm_topk_prob": True, "routed_scaling_factor": 1.0}
-    config = zoo.tiny_config(model_type) | unsaid
+    config = zoo.tiny_config(model_type) | unsaid | more
     zoo.write_checkpoint(model_type, source, config)
     write_gguf(source, tmp_path / "m.gguf")
     write_folder([tmp_path / "m.gguf"], folder)
@@ -62,6 +88,16 @@ def test_a_file_computes_what_its_source_does(model_type: str, tmp_path: Path) -
     assert zoo.worst_error(through_mlx, expected) < 1e-4
     for cuts in ([], [3]):
         assert zoo.worst_error([cpu_logits(folder, cuts)[-1]], [expected[0][0]]) < 1e-4
+
+
+def test_a_layer_that_guesses_further_tokens_is_left_out(tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    config = zoo.tiny_config("glm4_moe") | {"num_hidden_layers": zoo.LAYERS + 1}
+    zoo.write_checkpoint("glm4_moe", source, config)
+    write_gguf(source, tmp_path / "m.gguf", **{"glm4moe.nextn_predict_layers": 1})
+    write_folder([tmp_path / "m.gguf"], folder)
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(folder, [2], zoo.LAYERS))
+    assert zoo.worst_error([cpu_logits(folder, [])[-1]], [through_mlx[0]]) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])

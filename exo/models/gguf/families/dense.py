@@ -1,0 +1,199 @@
+"""GGUF families whose layers attend and have one MLP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, turned_share
+
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OLMO2 = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+
+def _gemma2(metadata: Metadata, config: Config) -> Config:
+    return {
+        "attn_logit_softcapping": metadata("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _query_scalar(config, layers_of_27b=46),
+    }
+
+
+def _gemma3(metadata: Metadata, config: Config) -> Config:
+    return {
+        "sliding_window": metadata("attention.sliding_window", 512),
+        "sliding_window_pattern": metadata("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": metadata("rope.freq_base_swa", 10000.0),
+        "query_pre_attn_scalar": _query_scalar(config, layers_of_27b=62),
+    }
+
+
+def _query_scalar(config: Config, layers_of_27b: int) -> int:
+    """What attention divides by the root of. The files do not say; llama.cpp goes by the number of
+    layers (gemma2.cpp, gemma3.cpp)."""
+    if config["num_hidden_layers"] == layers_of_27b:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+def _phi3(metadata: Metadata, config: Config) -> Config:
+    turned = metadata("rope.dimension_count", config["head_dim"])
+    original = metadata("rope.scaling.original_context_length", config["max_position_embeddings"])
+    return {
+        "partial_rotary_factor": turned / config["head_dim"],
+        "original_max_position_embeddings": original,
+    }
+
+
+def granite(metadata: Metadata, config: Config) -> Config:
+    return {
+        "attention_multiplier": metadata("attention.scale"),
+        "embedding_multiplier": metadata("embedding_scale"),
+        "residual_multiplier": metadata("residual_scale"),
+        "logits_scaling": metadata("logit_scale"),
+    }
+
+
+def _partial(metadata: Metadata, config: Config) -> Config:
+    return {"partial_rotary_factor": turned_share(metadata, config)}
+
+
+def _ministral3(metadata: Metadata, config: Config) -> Config:
+    """Mistral Small 3 too, whose queries do not grow: by nothing."""
+    scaling = config.get("rope_scaling") or {"type": "default", "rope_type": "default"}
+    mscale = metadata("rope.scaling.yarn_log_multiplier", 1.0)
+    original = scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
+    return {
+        "rope_parameters": {
+            **scaling,
+            "rope_theta": config["rope_theta"],
+            "mscale": mscale,
+            "mscale_all_dim": mscale,
+            "original_max_position_embeddings": original,
+            "llama_4_scaling_beta": metadata("attention.temperature_scale", 0.0),
+        }
+    }
+
+
+def _cohere(metadata: Metadata, config: Config) -> Config:
+    return {
+        "layer_norm_eps": metadata("attention.layer_norm_epsilon"),
+        "logit_scale": metadata("logit_scale"),
+        "sliding_window": metadata("attention.sliding_window", 4096),
+    }
+
+
+def _stablelm(metadata: Metadata, config: Config) -> Config:
+    return {
+        **_partial(metadata, config),
+        "layer_norm_eps": metadata("attention.layer_norm_epsilon"),
+        "use_qkv_bias": config["attention_bias"],
+        "use_parallel_residual": not metadata.has_tensor(".ffn_norm."),
+        "tie_word_embeddings": False,
+    }
+
+
+def _nemotron(metadata: Metadata, config: Config) -> Config:
+    return {
+        **_partial(metadata, config),
+        "norm_eps": metadata("attention.layer_norm_epsilon"),
+        "hidden_act": "relu2",
+    }
+
+
+def _starcoder2(metadata: Metadata, config: Config) -> Config:
+    return {"norm_epsilon": metadata("attention.layer_norm_epsilon")}
+
+
+def _ernie4_5(metadata: Metadata, config: Config) -> Config:
+    return {"use_bias": config["attention_bias"]}
+
+
+def _seed_oss(metadata: Metadata, config: Config) -> Config:
+    return {"attention_out_bias": metadata.has_tensor(".attn_output.bias")}
+
+
+def _exaone4(metadata: Metadata, config: Config) -> Config:
+    """`sliding_window_pattern` has a letter a layer, L where it slides."""
+    scaling = {"rope_scaling": config.get("rope_scaling")}
+    if not metadata("attention.sliding_window", 0):
+        return {**scaling, "sliding_window": None, "sliding_window_pattern": None}
+    sliding = metadata.of_layers("attention.sliding_window_pattern")
+    pattern = "".join("L" if slides else "G" for slides in sliding) or "LLLG"
+    return {
+        **scaling,
+        "sliding_window": metadata("attention.sliding_window"),
+        "sliding_window_pattern": pattern,
+    }
+
+
+def _olmo3(metadata: Metadata, config: Config) -> Config:
+    sliding = metadata.of_layers("attention.sliding_window_pattern")
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    return {"sliding_window": metadata("attention.sliding_window"), "layer_types": kinds or None}
+
+
+def _hunyuan(metadata: Metadata, config: Config) -> Config:
+    """The file's base is scaled already."""
+    return {
+        "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
+        "use_qk_norm": metadata.has_tensor(".attn_q_norm."),
+    }
+
+
+def _minicpm(metadata: Metadata, config: Config) -> Config:
+    """Files from before February 2025 do not say, see minicpm.cpp of llama.cpp."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    return {
+        "scale_emb": metadata("embedding_scale", 12.0),
+        "scale_depth": metadata("residual_scale", 1.4 / math.sqrt(layers)) * math.sqrt(layers),
+        "dim_model_base": round(hidden / metadata("logit_scale", hidden / 256)),
+    }
+
+
+DENSE: Mapping[str, GGUFFamily] = {
+    "llama": GGUFFamily("llama", interleaved_rope=True),
+    "smollm3": GGUFFamily("smollm3", interleaved_rope=True),
+    "qwen2": GGUFFamily("qwen2"),
+    "qwen3": GGUFFamily("qwen3"),
+    "qwen3vl": GGUFFamily("qwen3"),  # what it is for text
+    "phi3": GGUFFamily("phi3", tensors={"ffn_up": "mlp.gate_up_proj"}, config=_phi3),
+    "gemma": GGUFFamily("gemma", norms_add_one=True),
+    "gemma2": GGUFFamily("gemma2", norms_add_one=True, tensors=_SANDWICH, config=_gemma2),
+    "gemma3": GGUFFamily("gemma3_text", norms_add_one=True, tensors=_SANDWICH, config=_gemma3),
+    "granite": GGUFFamily("granite", interleaved_rope=True, config=granite),
+    "olmo2": GGUFFamily("olmo2", tensors=_OLMO2),
+    "mistral3": GGUFFamily("ministral3", interleaved_rope=True, config=_ministral3),
+    "command-r": GGUFFamily("cohere", config=_cohere),
+    "cohere2": GGUFFamily("cohere2", config=_cohere),
+    "stablelm": GGUFFamily("stablelm", config=_stablelm),
+    "nemotron": GGUFFamily("nemotron", norms_add_one=True, config=_nemotron),
+    "starcoder2": GGUFFamily(
+        "starcoder2", tensors={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, config=_starcoder2
+    ),
+    "seed_oss": GGUFFamily(
+        "seed_oss", tensors={"post_attention_norm": "post_attention_layernorm"}, config=_seed_oss
+    ),
+    "exaone4": GGUFFamily("exaone4", tensors=_OLMO2, config=_exaone4),
+    "glm4": GGUFFamily("glm4", tensors=_GLM4, config=_partial),
+    "ernie4_5": GGUFFamily("ernie4_5", config=_ernie4_5),
+    "hunyuan-dense": GGUFFamily("hunyuan_v1_dense", tensors=_HUNYUAN, config=_hunyuan),
+    "minicpm": GGUFFamily("minicpm", interleaved_rope=True, config=_minicpm),
+}
+
+OLMO3 = GGUFFamily("olmo3", tensors=_OLMO2, config=_olmo3)
+"""Of the same architecture as OLMo 2 there, with windows."""

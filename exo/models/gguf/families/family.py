@@ -1,0 +1,93 @@
+"""What tells a family's GGUF files from a llama's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from exo.errors import ModelUnsupported
+from exo.models.gguf.file import GGUF
+
+Config = dict[str, Any]
+
+
+class Metadata:
+    """What a file says of its architecture. Keys are without the architecture's name.
+
+    Raises, where it is called:
+        ModelUnsupported: there is no such key and no default, or it differs from layer to layer.
+    """
+
+    def __init__(self, gguf: GGUF) -> None:
+        self._gguf = gguf
+
+    def __call__(self, key: str, *default: Any) -> Any:
+        whole = f"{self._gguf.architecture}.{key}"
+        found = self._gguf.metadata.get(whole, *default)
+        if found is None and not default:
+            raise ModelUnsupported(f"the GGUF file has no {whole}")
+        if isinstance(found, np.ndarray):
+            # Some files hold a number for each layer where all have the same.
+            if len(set(found.tolist())) != 1:
+                raise ModelUnsupported(f"{whole} differs from layer to layer")
+            return found[0].item()
+        return found
+
+    def of_layers(self, key: str) -> list[int]:
+        """A number for each layer, whether the file has one for all or one for each: 0 where a
+        layer has nothing of the kind. Empty where the file does not say.
+
+        Raises:
+            ModelUnsupported: layers that differ in more than whether they have any.
+        """
+        whole = f"{self._gguf.architecture}.{key}"
+        found = [int(count) for count in np.atleast_1d(self._gguf.metadata.get(whole, []))]
+        if len(set(found) - {0}) > 1:
+            raise ModelUnsupported(f"{whole} differs from layer to layer")
+        layers = self("block_count") - self("nextn_predict_layers", 0)
+        return (found * layers if len(found) == 1 else found)[:layers]
+
+    def has_tensor(self, part: str) -> bool:
+        """Whether a tensor's name contains `part`."""
+        return any(part in name for name in self._gguf.tensors)
+
+
+def _nothing_own(metadata: Metadata, config: Config) -> Config:
+    return {}
+
+
+@dataclass(frozen=True)
+class GGUFFamily:
+    """`tensors`: names that differ from a llama's, by llama.cpp's. `config`: what config.json has
+    besides or instead, of the metadata and of what all families have.
+
+    `interleaved_rope`: llama.cpp permutes the rows of q and k for RoPE over neighbouring pairs.
+    `norms_add_one`: norms hold 1 + weight, where mlx-lm's class adds the 1. `prefix`: before all
+    names. `layers`: what stands before a layer's number."""
+
+    model_type: str
+    interleaved_rope: bool = False
+    norms_add_one: bool = False
+    prefix: str = ""
+    layers: str = "model.layers"
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    config: Callable[[Metadata, Config], Config] = _nothing_own
+
+
+def experts(router: str, stacked: str) -> dict[str, str]:
+    named = {f"ffn_{place}_exps": f"{stacked}.{place}_proj" for place in ("gate", "up", "down")}
+    return {"ffn_gate_inp": router, **named}
+
+
+def shared(expert: str) -> dict[str, str]:
+    """The expert that every token goes through."""
+    return {f"ffn_{place}_shexp": f"{expert}.{place}_proj" for place in ("gate", "up", "down")}
+
+
+def turned_share(metadata: Metadata, config: Config) -> float:
+    """Of each head, what positions turn."""
+    turned = metadata("rope.dimension_count", config["head_dim"])
+    return float(turned / config["head_dim"])

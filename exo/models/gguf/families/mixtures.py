@@ -1,0 +1,178 @@
+"""GGUF families whose layers attend and have several MLPs, of which each token takes some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo.errors import ModelUnsupported
+from exo.models.gguf.families.dense import granite
+from exo.models.gguf.families.family import (
+    Config,
+    GGUFFamily,
+    Metadata,
+    experts,
+    shared,
+    turned_share,
+)
+
+_SWITCHED = experts("mlp.gate", "mlp.switch_mlp")
+_ROUTED = {
+    **_SWITCHED,
+    **shared("mlp.shared_experts"),
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
+_SPARSE_BLOCK = experts("block_sparse_moe.gate", "block_sparse_moe.switch_mlp")
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    **experts("mlp.router", "mlp.experts"),
+}
+_LATENTS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": "self_attn.embed_q",
+    "attn_v_b": "self_attn.unembed_out",
+    **_ROUTED,
+}
+_GLM4_MOE = {**_ROUTED, "post_attention_norm": "post_attention_layernorm"}
+_QWEN2_MOE = {
+    **_SWITCHED,
+    **shared("mlp.shared_expert"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_MINIMAX = {**_SPARSE_BLOCK, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+_GRANITE_MOE = {**_SPARSE_BLOCK, "ffn_gate_inp": "block_sparse_moe.router.layer"}
+
+
+def qwen3_moe(metadata: Metadata, config: Config) -> Config:
+    return {
+        "num_experts": metadata("expert_count"),
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _mixtral(metadata: Metadata, config: Config) -> Config:
+    used = metadata("expert_used_count")
+    return {"num_local_experts": metadata("expert_count"), "num_experts_per_tok": used}
+
+
+def _gpt_oss(metadata: Metadata, config: Config) -> Config:
+    found = {
+        **_mixtral(metadata, config),
+        "intermediate_size": metadata("expert_feed_forward_length"),
+        "sliding_window": metadata("attention.sliding_window", 128),
+    }
+    if (scaling := config.get("rope_scaling")) is not None:
+        # As its checkpoint says, which GGUF leaves out.
+        found["rope_scaling"] = {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            **scaling,
+            "truncate": False,
+        }
+    return found
+
+
+def _qwen2_moe(metadata: Metadata, config: Config) -> Config:
+    return {
+        **qwen3_moe(metadata, config),
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": metadata("expert_shared_feed_forward_length"),
+    }
+
+
+def _olmoe(metadata: Metadata, config: Config) -> Config:
+    experts_of = {"num_experts": metadata("expert_count"), "norm_topk_prob": False}
+    return {**experts_of, "num_experts_per_tok": metadata("expert_used_count")}
+
+
+def granite_moe(metadata: Metadata, config: Config) -> Config:
+    return {**granite(metadata, config), **_mixtral(metadata, config)}
+
+
+def _minimax(metadata: Metadata, config: Config) -> Config:
+    return {
+        **_mixtral(metadata, config),
+        "intermediate_size": metadata("expert_feed_forward_length"),
+        "shared_intermediate_size": 0,
+        "rotary_dim": metadata("rope.dimension_count"),
+        "use_qk_norm": True,
+    }
+
+
+def deepseek_routing(metadata: Metadata, config: Config) -> Config:
+    return {
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "n_routed_experts": metadata("expert_count"),
+        "n_shared_experts": metadata("expert_shared_count", 0) or None,
+        "n_group": metadata("expert_group_count", 1),
+        "topk_group": metadata("expert_group_used_count", 1),
+        "routed_scaling_factor": metadata("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(metadata("expert_weights_norm", False)),
+        "first_k_dense_replace": metadata("leading_dense_block_count", 0),
+    }
+
+
+def _glm4_moe(metadata: Metadata, config: Config) -> Config:
+    return {
+        **deepseek_routing(metadata, config),
+        "partial_rotary_factor": turned_share(metadata, config),
+        "use_qk_norm": metadata.has_tensor(".attn_q_norm."),
+        "rope_scaling": config.get("rope_scaling"),
+    }
+
+
+def _latents(metadata: Metadata, config: Config) -> Config:
+    """DeepSeek V3, Kimi K2, GLM 4.7 Flash: one class of mlx-lm's computes them all.
+
+    Raises:
+        ModelUnsupported: DeepSeek V2's way of choosing experts, keys and values in one matrix.
+    """
+    if metadata("expert_gating_func", 0) != 2 or not metadata.has_tensor("blk.0.attn_k_b."):
+        raise ModelUnsupported(
+            "the GGUF file is of DeepSeek V2, or was made before May 2025; of this architecture "
+            "files of V3 and later are read. Use the model's safetensors instead"
+        )
+    turned = metadata("rope.dimension_count")
+    found = {
+        **deepseek_routing(metadata, config),
+        "moe_layer_freq": 1,
+        "q_lora_rank": metadata("attention.q_lora_rank", None),
+        "kv_lora_rank": metadata("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": metadata("attention.key_length_mla") - turned,
+        "v_head_dim": metadata("attention.value_length_mla"),
+        "head_dim": turned,
+        "num_key_value_heads": config["num_attention_heads"],
+    }
+    if scaling := config.get("rope_scaling"):
+        # Its checkpoints have one number for both; the file holds a tenth of it.
+        mscale = 10 * metadata("rope.scaling.yarn_log_multiplier", 0.0)
+        found["rope_scaling"] = {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
+    return found
+
+
+MIXTURES: Mapping[str, GGUFFamily] = {
+    "qwen3moe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
+    "qwen3vlmoe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
+    "qwen2moe": GGUFFamily("qwen2_moe", tensors=_QWEN2_MOE, config=_qwen2_moe),
+    "olmoe": GGUFFamily("olmoe", tensors=_SWITCHED, config=_olmoe),
+    "granitemoe": GGUFFamily(
+        "granitemoe", interleaved_rope=True, tensors=_GRANITE_MOE, config=granite_moe
+    ),
+    "glm4moe": GGUFFamily("glm4_moe", tensors=_GLM4_MOE, config=_glm4_moe),
+    "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
+    "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
+    "deepseek2": GGUFFamily("glm4_moe_lite", tensors=_LATENTS, config=_latents),
+}
+
+MIXTRAL = GGUFFamily("mixtral", interleaved_rope=True, tensors=_SPARSE_BLOCK, config=_mixtral)
+"""Of the same architecture as a llama there, with experts."""

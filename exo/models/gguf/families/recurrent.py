@@ -1,0 +1,219 @@
+"""GGUF families that remember a state in some layers, and attend in others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo.models.gguf.families.dense import granite
+from exo.models.gguf.families.family import (
+    Config,
+    GGUFFamily,
+    Metadata,
+    experts,
+    shared,
+    turned_share,
+)
+from exo.models.gguf.families.mixtures import deepseek_routing, granite_moe, qwen3_moe
+
+_DELTA_NETS = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    **experts("mlp.gate", "mlp.switch_mlp"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **shared("mlp.shared_expert"),
+}
+_LFM2 = {
+    "token_embd_norm": "model.embedding_norm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+}
+_LFM2_MLP = {
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+_LFM2_MOE = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    **experts("feed_forward.gate", "feed_forward.switch_mlp"),
+    "exp_probs_b": "feed_forward.expert_bias",
+}
+
+
+def _state_space(module: str) -> dict[str, str]:
+    return {
+        "ssm_in": f"{module}.in_proj",
+        "ssm_conv1d": f"{module}.conv1d",
+        "ssm_dt": f"{module}.dt_bias",
+        "ssm_a": f"{module}.A_log",
+        "ssm_d": f"{module}.D",
+        "ssm_norm": f"{module}.norm",
+        "ssm_out": f"{module}.out_proj",
+    }
+
+
+_GRANITE_HYBRID = {
+    **_state_space("mamba"),
+    **experts("block_sparse_moe.router.layer", "block_sparse_moe.switch_mlp"),
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_NEMOTRON_H = {
+    **_state_space("mixer"),
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "ffn_up_exps": "mixer.switch_mlp.fc1",
+    "ffn_down_exps": "mixer.switch_mlp.fc2",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias",
+}
+
+
+def _qwen3_5(metadata: Metadata, config: Config) -> Config:
+    keys, values = metadata("ssm.group_count"), metadata("ssm.time_step_rank")
+    experts = qwen3_moe(metadata, config) if metadata("expert_count", 0) else {}
+    if experts:
+        experts["shared_expert_intermediate_size"] = metadata("expert_shared_feed_forward_length")
+    return {
+        **experts,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": metadata("ssm.state_size"),
+        "linear_value_head_dim": metadata("ssm.inner_size") // values,
+        "linear_conv_kernel_dim": metadata("ssm.conv_kernel"),
+        # llama.cpp's converter puts value heads in another order, see
+        # _LinearAttentionVReorderBase in its conversion/qwen.py.
+        "linear_value_heads_tiled": keys != values,
+        "full_attention_interval": metadata("full_attention_interval", 4),
+        "rope_parameters": {
+            "type": "default",
+            "rope_theta": config["rope_theta"],
+            "partial_rotary_factor": turned_share(metadata, config),
+        },
+    }
+
+
+def _lfm2(metadata: Metadata, config: Config) -> Config:
+    attending = [
+        layer for layer, heads in enumerate(metadata.of_layers("attention.head_count_kv")) if heads
+    ]
+    layers = range(config["num_hidden_layers"])
+    return {
+        "norm_eps": config["rms_norm_eps"],
+        "conv_bias": metadata.has_tensor(".shortconv.conv.bias"),
+        "conv_L_cache": metadata("shortconv.l_cache"),
+        "block_dim": config["hidden_size"],
+        "block_ff_dim": config["intermediate_size"],
+        "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": attending,
+        "layer_types": ["full_attention" if i in attending else "conv" for i in layers],
+    }
+
+
+def _lfm2_moe(metadata: Metadata, config: Config) -> Config:
+    return {
+        **_lfm2(metadata, config),
+        "num_experts": metadata("expert_count"),
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "num_dense_layers": metadata("leading_dense_block_count", 0),
+        "norm_topk_prob": True,
+        "use_expert_bias": metadata.has_tensor("exp_probs_b"),
+    }
+
+
+def _granite_hybrid(metadata: Metadata, config: Config) -> Config:
+    heads = metadata("ssm.time_step_rank")
+    kinds = metadata.of_layers("attention.head_count_kv")
+    common = granite_moe if metadata("expert_count", 0) else granite
+    found = {
+        **common(metadata, config),
+        "layer_types": ["attention" if count else "mamba" for count in kinds],
+        "mamba_n_heads": heads,
+        "mamba_d_head": metadata("ssm.inner_size") // heads,
+        "mamba_d_state": metadata("ssm.state_size"),
+        "mamba_n_groups": metadata("ssm.group_count"),
+        "mamba_d_conv": metadata("ssm.conv_kernel"),
+        "mamba_proj_bias": metadata.has_tensor(".ssm_in.bias"),
+        "mamba_conv_bias": metadata.has_tensor(".ssm_conv1d.bias"),
+        "shared_intermediate_size": metadata("expert_shared_feed_forward_length", None),
+    }
+    # llama.cpp's switch for whether these layers know positions at all (granite-hybrid.cpp).
+    if not metadata("rope.scaling.finetuned", True):
+        found["position_embedding_type"] = "nope"
+    return found
+
+
+def _nemotron_h(metadata: Metadata, config: Config) -> Config:
+    """A layer attends, or has an MLP, or else a state (nemotron-h.cpp)."""
+    heads = metadata("ssm.time_step_rank")
+    attending = metadata.of_layers("attention.head_count_kv")
+    wide = metadata.of_layers("feed_forward_length")
+    mlp = "E" if metadata("expert_count", 0) else "-"
+    kinds = zip(attending, wide, strict=True)
+    found = {
+        "hybrid_override_pattern": ["*" if a else mlp if w else "M" for a, w in kinds],
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": metadata("ssm.inner_size") // heads,
+        "ssm_state_size": metadata("ssm.state_size"),
+        "n_groups": metadata("ssm.group_count"),
+        "conv_kernel": metadata("ssm.conv_kernel"),
+        "mamba_proj_bias": metadata.has_tensor(".ssm_in.bias"),
+        "use_conv_bias": metadata.has_tensor(".ssm_conv1d.bias"),
+        "use_bias": metadata.has_tensor(".ssm_in.bias"),
+        "mlp_bias": config["mlp_bias"] or metadata.has_tensor(".ffn_up_shexp.bias"),
+    }
+    if mlp == "E":
+        found |= deepseek_routing(metadata, config)
+        width = metadata("expert_shared_feed_forward_length", None)
+        found["moe_shared_expert_intermediate_size"] = width
+        found["moe_latent_size"] = metadata("moe_latent_size", None)
+    return found
+
+
+_NEMOTRON = GGUFFamily(
+    "nemotron_h", layers="backbone.layers", tensors=_NEMOTRON_H, config=_nemotron_h
+)
+
+RECURRENT: Mapping[str, GGUFFamily] = {
+    "qwen35": GGUFFamily("qwen3_5", prefix="language_model.", tensors=_DELTA_NETS, config=_qwen3_5),
+    "qwen35moe": GGUFFamily(
+        "qwen3_5_moe", prefix="language_model.", tensors=_DELTA_NETS, config=_qwen3_5
+    ),
+    "granitehybrid": GGUFFamily(
+        "granitemoehybrid", interleaved_rope=True, tensors=_GRANITE_HYBRID, config=_granite_hybrid
+    ),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+    "lfm2": GGUFFamily("lfm2", tensors=_LFM2 | _LFM2_MLP, config=_lfm2),
+    "lfm2moe": GGUFFamily("lfm2_moe", tensors=_LFM2 | _LFM2_MOE, config=_lfm2_moe),
+}
