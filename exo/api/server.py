@@ -90,7 +90,7 @@ class ApiServer:
         routes += ClusterRoutes(node).routes() + BenchRoutes(node).routes() + downloads.routes()
         routes += CatalogRoutes(node).routes()
         routes += metrics.routes()
-        routes += openapi_routes(routes, tinychat_folder() / "docs.html")
+        routes += openapi_routes(routes, tinychat_folder())
         add_routes(app, routes)
         _add_tinychat(app)
         # A client that goes away cancels its handler, which cancels its sequence on every node.
@@ -155,10 +155,15 @@ def _add_tinychat(app: web.Application) -> None:
         return web.FileResponse(folder / "index.html", headers=headers)
 
     app.router.add_get("/", index)
+    app.router.add_static("/tinychat/guide/", _folder("docs"))
     app.router.add_static("/tinychat/", folder)
 
 
 def tinychat_folder() -> Path:
+    return _folder("tinychat")
+
+
+def _folder(name: str) -> Path:
     """Inside an installed package, or beside it in a checkout."""
-    installed = Path(__file__).parent / "tinychat"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "tinychat"
+    installed = Path(__file__).parent / name
+    return installed if installed.is_dir() else Path(__file__).parents[2] / name

@@ -60,7 +60,14 @@ async def test_keys_sites_names_and_measurements(nodes: Cluster, tmp_path: Path)
             assert json.loads(text)["error"]["code"] == "invalid_api_key"
     response, text = await ask(node, "/v1/messages", BODY)
     assert json.loads(text)["error"]["type"] == "authentication_error"
-    for path in ("/", "/tinychat/main.js", "/healthcheck", "/docs"):
+    for path in (
+        "/",
+        "/tinychat/main.js",
+        "/healthcheck",
+        "/docs",
+        "/docs/guide",
+        "/tinychat/guide/start.md",
+    ):
         assert (await ask(node, path))[0].status == 200
     reader, writer = await asyncio.open_connection("127.0.0.1", node.api_port)
     wrong = b"Host: localhost\r\nAuthorization: Bearer se\xffkret\r\nConnection: close\r\n\r\n"

@@ -558,6 +558,15 @@ async def test_thoughts_are_folded_and_a_key_is_asked_for_once(tmp_path: Path) -
             chat = page.locator("details", has_text="/v1/chat/completions")
             await chat.locator("summary").click()
             await expect(chat).to_contain_text("number from 0 to 2")
+            await page.goto(f"{node.url}/docs/guide")
+            await expect(page.locator("h1")).to_have_text("Ten minutes' start")
+            await page.click("main >> text=A cluster at home")  # a link from page to page
+            await expect(page.locator("h1")).to_have_text("A cluster at home")
+            await page.click("nav >> text=How it works")
+            await page.click('main a:text("docs/decisions/")')
+            await expect(page.locator("h1")).to_contain_text("cut by replacing layer classes")
+            await page.goto(f"{node.url}/docs/guide#no-such")
+            await expect(page.locator("main")).to_have_text("there is no page no-such")
             await browser.close()
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from exo import __version__
 from exo.api.http.bodies import Body
-from exo.api.http.routes import Route
+from exo.api.http.routes import Handler, Route
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -109,18 +109,22 @@ def _name(body: type[Body]) -> str:
     return body.__name__
 
 
-def openapi_routes(routes: Sequence[Route], page: Path) -> list[Route]:
-    """The description of `routes` and of these two, and the page."""
+def openapi_routes(routes: Sequence[Route], pages: Path) -> list[Route]:
+    """The description of `routes` and of these, and the pages that are in the folder."""
 
     async def described(http: web.Request) -> web.Response:
         return web.json_response(whole)
 
-    async def shown(http: web.Request) -> web.FileResponse:
-        return web.FileResponse(page, headers={"Cache-Control": "no-cache"})
+    def shown(name: str) -> Handler:
+        async def show(http: web.Request) -> web.FileResponse:
+            return web.FileResponse(pages / name, headers={"Cache-Control": "no-cache"})
+
+        return show
 
     own = [
         Route("GET", "/openapi.json", described, "This description"),
-        Route("GET", "/docs", shown, "The same for people", content="text/html"),
+        Route("GET", "/docs", shown("docs.html"), "The same for people", content="text/html"),
+        Route("GET", "/docs/guide", shown("guide.html"), "How to use exo", content="text/html"),
     ]
     whole = document([*routes, *own])
     return own
