@@ -41,7 +41,8 @@ def test_the_golden_answers_are_those_of_mlx_lm(checkpoint: Path, golden: list[d
 async def test_a_ring_gives_exactly_those_tokens(
     nodes: int, checkpoint: Path, exo_home: Path, golden: list[dict], tmp_path: Path
 ) -> None:
-    cases = golden if nodes == 3 else golden[::3]  # it is the cuts that could go wrong
+    # Long and short ones; it is the cuts that could go wrong.
+    cases = golden[::3] if nodes == 3 else golden[::4]
     async with cluster(tmp_path, exo_home) as c:
         await ring(c, nodes)
         for index, case in enumerate(cases):
