@@ -45,6 +45,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("exo doctor --verify", "are all model files whole?"),
         ("exo doctor --bundle report.tar.gz", "for a bug report; holds no secrets"),
     ),
+    "update": (
+        ("exo update", "what is newer, and how to get it"),
+        ("exo update --json", "for programs"),
+    ),
     "service": (
         ("exo service install", "start a node with this machine"),
         ("exo service install -- --memory 12GB", "with flags of the node"),

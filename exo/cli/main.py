@@ -30,6 +30,7 @@ exo turns the machines you own into one cluster that runs a language model.
   exo status                       who is in the cluster, what is loaded where; `exo top` goes on
   exo drain [NODE]                 have other nodes take over, before NODE is stopped or updated
   exo service install              start a node with this machine, kept by systemd or launchd
+  exo update                       whether there is a newer exo; changes nothing
   exo doctor                       what is wrong here, and what to do about it
   exo bench MODEL                  tokens a second on this machine
 
@@ -44,6 +45,12 @@ Exit status: 0 answered, 1 not, with the reason on stderr, 2 wrong flags, 130 af
 _DRAIN = """\
 Answers go on on other nodes, and the node has no part in rings until --undo or its next start.
 Ctrl-C of a node does the same before it ends; this is for looking first, and for other nodes."""
+
+_UPDATE = """\
+Whether there is a newer exo than this one, what is new in it, and how to get it: what a clone
+follows is asked, and nothing is changed.
+
+Exit status 1 if nobody can tell."""
 
 _DOCTOR = """\
 Looks at this machine, at the cluster if a node runs here, and at the way to the hub.
@@ -119,6 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--json", action="store_true", help="for programs")
     how.add_argument("--watch", action="store_true", help="as `exo top`")
     top.set_defaults(json=False, watch=True)
+    update = command_of("update", "whether there is a newer exo; changes nothing", _UPDATE)
+    update.add_argument("--json", action="store_true", help="for programs")
     completion = command_of("completion", "have the shell complete exo's commands and flags")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     _add_bench(command_of("bench", "tokens a second, of an engine or a ring"))
@@ -250,6 +259,10 @@ def _command(args: argparse.Namespace) -> int:
         from exo.cli.doctor.command import doctor
 
         return doctor(args)
+    if args.command == "update":
+        from exo.cli.update import update
+
+        return update(args)
     if args.command == "drain":
         from exo.cli.drain import drain
 

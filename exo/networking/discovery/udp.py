@@ -105,6 +105,7 @@ class UDPDiscovery(Discovery):
         self._interfaces = interfaces
         for gone in self._senders.keys() - interfaces:
             self._senders.pop(gone).close()
+            self._failing.discard(gone)
         hosts = self._listen_hosts()
         for host in self._receivers.keys() - hosts:
             self._receivers.pop(host).close()
