@@ -14,7 +14,8 @@ class Progress:
     """`phase` is checking, waiting, downloading, verifying, converting, loading, warming, ready,
     failed or cancelled; reading where it is a prompt. `done` and `total` are bytes of the model, or
     tokens of the prompt, 0 where there is nothing to count. Where one file moved, it is named with
-    its own bytes. `by_source` splits `done` into "hub", "peer" and "disk" (was here before).
+    its own bytes. `by_source` splits `done` into "hub", "peer" and "disk" (was here before); of a
+    prompt it names those that were in the "cache".
     `warning` says what went wrong and is tried again, or in the phase failed for good. Speeds are
     bytes a second, filled in where events are collected."""
 

@@ -96,7 +96,10 @@ class Answers:
                     if event.prompt_done:
                         total = len(request.prompt)
                         done = min(event.prompt_done, total)
-                        on_progress(Progress("reading", "the prompt", done, total))
+                        cached = (("cache", event.cached_tokens),)
+                        on_progress(
+                            Progress("reading", "the prompt", done, total, by_source=cached)
+                        )
                         continue
                     if is_first:
                         self._usage.note(model_id)

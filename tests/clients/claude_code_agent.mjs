@@ -1,25 +1,14 @@
 // Claude Code, headless, against /v1/messages by its base URL: it writes a file by its tool.
 // needs: @anthropic-ai/claude-code@2.1.330
 
-import assert from "node:assert";
-import { spawnSync } from "node:child_process";
-import { mkdtempSync, readFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import path from "node:path";
+import { writesAFile } from "./agent.mjs";
 
 const { EXO_URL, EXO_MODEL } = process.env;
-const folder = mkdtempSync(path.join(tmpdir(), "claude-"));
-const program = path.resolve("node_modules/.bin/claude");
-// What the model is to say is in agents.json.
-const task = `claude-task: write hi into ${folder}/hello.txt`;
-const options = ["--model", EXO_MODEL, "--max-turns", "4", "--output-format", "json"];
-const done = spawnSync(program, ["-p", task, ...options, "--allowedTools", "Write"], {
-  cwd: folder,
-  encoding: "utf8",
-  timeout: 120_000,
+writesAFile({
+  name: "claude",
+  program: "claude",
+  command: (task) => ["-p", task, "--model", EXO_MODEL, "--max-turns", "4", "--allowedTools", "Write"],
   env: {
-    ...process.env,
-    HOME: folder,
     ANTHROPIC_BASE_URL: EXO_URL,
     ANTHROPIC_AUTH_TOKEN: "none",
     ANTHROPIC_MODEL: EXO_MODEL,
@@ -30,7 +19,3 @@ const done = spawnSync(program, ["-p", task, ...options, "--allowedTools", "Writ
     IS_SANDBOX: "1",
   },
 });
-assert(done.stdout, done.stderr);
-const said = JSON.parse(done.stdout);
-assert.equal(said.result, "It is written.", done.stdout);
-console.log(JSON.stringify([said.result, readFileSync(path.join(folder, "hello.txt"), "utf8")]));

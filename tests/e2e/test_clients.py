@@ -207,6 +207,19 @@ async def test_openais_responses(node: ExoProcess) -> None:
         asked = [{"role": "user", "content": "hello"}, call.model_dump(exclude_none=True), result]
         went_on = await ai.responses.create(**how | {"max_output_tokens": 5}, input=asked)
         assert went_on.output_text
+        custom = {"type": "custom", "name": "apply_patch"}
+        calls["tools"] = [
+            {"type": "namespace", "name": "files", "description": "", "tools": [custom]}
+        ]
+        events = [e async for e in await ai.responses.create(**calls, input="hello", stream=True)]
+        said = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+        (call,) = events[-1].response.output
+        assert (call.type, call.name, call.namespace) == (
+            "custom_tool_call",
+            "apply_patch",
+            "files",
+        )
+        assert call.input and call.input == "".join(said)
         with pytest.raises(openai.BadRequestError, match="background"):
             await ai.responses.create(**how, input="hello", background=True)
 

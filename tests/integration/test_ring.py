@@ -1,6 +1,7 @@
 """Several processes on loopback are one cluster: same tokens from every node and placement."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -169,6 +170,14 @@ async def test_a_long_prompt_says_how_much_of_it_is_read(tmp_path: Path) -> None
             url = f"{c.nodes['n1'].url}/v1/chat/completions"
             async with session.post(url, json=body) as response:
                 text = await response.text()
+            # In llama.cpp's form, where asked for.
+            body["messages"] = [{"role": "user", "content": "y" * 1500}]
+            async with session.post(url, json=body | {"return_progress": True}) as response:
+                events = [json.loads(line[6:]) async for line in response.content if b": {" in line]
+        read = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+        assert len(read) > 1 and {event["id"] for event in events} == {events[0]["id"]}
+        assert 0 < read[0]["processed"] < read[-1]["processed"] < read[0]["total"]
+        assert read[0]["cache"] == 0 and 0 < read[0]["time_ms"] < read[-1]["time_ms"]
         shares = [int(share) for share in re.findall(r"^: reading the prompt (\d+)%", text, re.M)]
         assert len(shares) > 1 and shares == sorted(shares) and 0 < shares[0] < 100, text
         assert text.endswith("data: [DONE]\n\n")

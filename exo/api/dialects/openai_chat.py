@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -21,7 +21,7 @@ from exo.api.http.errors import openai_error
 from exo.api.http.routes import Route
 from exo.api.http.streaming import EVENTS, Waiting, streamed
 from exo.api.request import ChatDefaults, ChatRequest
-from exo.download.progress import OnProgress, unheard
+from exo.download.progress import OnProgress, Progress, unheard
 from exo.inference.sampling import SampledToken
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part, Said
@@ -48,14 +48,21 @@ class OpenAIChat:
         if not body.stream:
             answer = await self._chat.answer(request, unheard)
             return web.json_response(await self._whole(body, request, answer))
-        waiting = Waiting(request.model)
-        return await stream_events(http, self._chunks(body, request, waiting.note), waiting)
+        waiting, told = Waiting(request.model), _Envelope(body)
+        chunks = self._chunks(body, request, told, waiting.note)
+
+        def keep_alive() -> bytes:
+            if body.return_progress and (chunk := told.prompt_progress(waiting.progress)):
+                return _event(chunk)
+            return waiting.comment()
+
+        return await stream_events(http, chunks, keep_alive)
 
     async def _chunks(
-        self, body: ChatBody, request: ChatRequest, on_progress: OnProgress
+        self, body: ChatBody, request: ChatRequest, told: _Envelope, on_progress: OnProgress
     ) -> AsyncGenerator[dict[str, Any], None]:
         answer = await self._chat.answer(request, on_progress)
-        envelope = _envelope(answer, body, "chat.completion.chunk")
+        envelope = told.of_chunks(answer)
         deltas = [_Deltas(answer, i, body) for i in range(request.choices)]
         completion_tokens = 0
         async with contextlib.aclosing(answer.pieces) as pieces:
@@ -72,7 +79,7 @@ class OpenAIChat:
     async def _whole(self, body: ChatBody, request: ChatRequest, answer: Answer) -> dict[str, Any]:
         gathered = await answer.gather(request.choices)
         return {
-            **_envelope(answer, body, "chat.completion"),
+            **_Envelope(body).of_whole(answer),
             "choices": [
                 {
                     "index": i,
@@ -90,13 +97,42 @@ class OpenAIChat:
         }
 
 
-def _envelope(answer: Answer, body: ChatBody, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{answer.id}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": body.model,
-    }
+class _Envelope:
+    """What an answer's chunks have in common, once it has begun."""
+
+    def __init__(self, body: ChatBody) -> None:
+        self._body = body
+        self._began = time.monotonic()
+        self._chunk: dict[str, Any] = {}
+
+    def of_whole(self, answer: Answer) -> dict[str, Any]:
+        return self._of(answer, "chat.completion")
+
+    def of_chunks(self, answer: Answer) -> dict[str, Any]:
+        self._chunk = self._of(answer, "chat.completion.chunk")
+        return self._chunk
+
+    def prompt_progress(self, progress: Progress) -> dict[str, Any] | None:
+        """How much of the prompt is read, as llama.cpp's server tells it; None before any is."""
+        if progress.phase != "reading" or not self._chunk:
+            return None
+        delta = {"role": "assistant", "content": None}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        read = {
+            "total": progress.total,
+            "cache": dict(progress.by_source).get("cache", 0),
+            "processed": progress.done,
+            "time_ms": round(1000 * (time.monotonic() - self._began)),
+        }
+        return self._chunk | {"choices": [choice], "prompt_progress": read}
+
+    def _of(self, answer: Answer, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{answer.id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._body.model,
+        }
 
 
 class _Deltas:
@@ -181,9 +217,12 @@ def _reason(piece: Piece, body: ChatBody) -> str | None:
 
 
 async def stream_events(
-    http: web.Request, chunks: AsyncGenerator[dict[str, Any], None], waiting: Waiting
+    http: web.Request,
+    chunks: AsyncGenerator[dict[str, Any], None],
+    keep_alive: Callable[[], bytes],
 ) -> web.StreamResponse:
-    """OpenAI's server-sent events: data alone, comments while nothing comes, [DONE] at the end."""
+    """OpenAI's server-sent events: data alone, `keep_alive` while nothing comes, [DONE] at the
+    end."""
 
     async def parts() -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(chunks):
@@ -194,7 +233,7 @@ async def stream_events(
         http,
         parts(),
         EVENTS,
-        lambda: f": {waiting.progress}\n\n".encode(),
+        keep_alive,
         lambda error: _event(openai_error(error)),
         b"data: [DONE]\n\n",
     )

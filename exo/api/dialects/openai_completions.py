@@ -112,7 +112,8 @@ class OpenAICompletions:
             requests = [await self._filling(request, body.suffix) for request in requests]
         if body.stream:
             waiting = Waiting(requests[0].model)
-            return await stream_events(http, self._chunks(body, requests, waiting.note), waiting)
+            chunks = self._chunks(body, requests, waiting.note)
+            return await stream_events(http, chunks, waiting.comment)
         answers = [await self._chat.answer(request, unheard) for request in requests]
         choices: list[dict[str, Any]] = []
         prompt_tokens = completion_tokens = cached = 0

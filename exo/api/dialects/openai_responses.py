@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.openai_request import made_call
+from exo.api.dialects.responses_tools import Offered, call_of, custom_input, offered_tools
 from exo.api.dialects.responses_types import ResponsesBody, response_request
 from exo.api.http.bodies import read_body
 from exo.api.http.errors import openai_error
@@ -65,20 +66,16 @@ class OpenAIResponses:
         before: list[Message] = []
         if body.previous_response_id is not None:
             before = self._find(body.previous_response_id, "previous_response_id").conversation
-        request, conversation = response_request(body, before, self._defaults)
+        offered = offered_tools(body.tools or ())
+        request, conversation = response_request(body, before, offered, self._defaults)
         resolve(request.model)
         if body.stream:
             waiting = Waiting(request.model)
-            events = self._events(body, request, conversation, waiting.note)
-            return await streamed(
-                http,
-                events,
-                EVENTS,
-                lambda: f": {waiting.progress}\n\n".encode(),
-                _failed,
-            )
+            told = _Told()
+            events = self._events(body, request, offered, conversation, told, waiting.note)
+            return await streamed(http, events, EVENTS, waiting.comment, told.failed)
         answer = await self._chat.answer(request, unheard)
-        items = _Items(answer)
+        items = _Items(answer, offered)
         pieces = []
         async with contextlib.aclosing(answer.pieces) as coming:
             async for _, piece in coming:
@@ -125,23 +122,18 @@ class OpenAIResponses:
         self,
         body: ResponsesBody,
         request: ChatRequest,
+        offered: Mapping[str, Offered],
         conversation: list[Message],
+        told: _Told,
         on_progress: OnProgress,
     ) -> AsyncGenerator[bytes, None]:
         answer = await self._chat.answer(request, on_progress)
-        items, number = _Items(answer), -1
-
-        def event(kind: str, data: dict[str, Any]) -> bytes:
-            nonlocal number
-            number += 1
-            text = json.dumps({"type": kind, "sequence_number": number, **data}, ensure_ascii=False)
-            return f"event: {kind}\ndata: {text}\n\n".encode()
-
+        items, event = _Items(answer, offered), told.event
         pieces: list[Piece] = []
         async with contextlib.aclosing(answer.pieces) as coming:
             async for _, piece in coming:
                 if not pieces:  # what fails before the first token fails with a real status
-                    begun = _response(body, answer, items, [])
+                    begun = told.response = _response(body, answer, items, [])
                     yield event("response.created", {"response": begun})
                     yield event("response.in_progress", {"response": begun})
                 pieces.append(piece)
@@ -155,19 +147,41 @@ class OpenAIResponses:
         yield event(f"response.{response['status']}", {"response": response})
 
 
-def _failed(error: ExoError) -> bytes:
-    data = {**openai_error(error)["error"], "type": "error", "sequence_number": 0}
-    return f"event: error\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+class _Told:
+    """A stream's events, numbered, and the response that it is of."""
+
+    def __init__(self) -> None:
+        self.response: dict[str, Any] = {"id": "", "object": "response", "output": []}
+        self._number = -1
+
+    def event(self, kind: str, data: dict[str, Any]) -> bytes:
+        self._number += 1
+        whole = {"type": kind, "sequence_number": self._number, **data}
+        return f"event: {kind}\ndata: {json.dumps(whole, ensure_ascii=False)}\n\n".encode()
+
+    def failed(self, error: ExoError) -> bytes:
+        """Both that OpenAI sends: its clients raise the first, Codex waits for the second."""
+        said = openai_error(error)["error"]
+        why = {"code": "server_error", "message": said["message"]}
+        response = self.response | {"status": "failed", "error": why}
+        return self.event("error", {**said, "type": "error"}) + self.event(
+            "response.failed", {"response": response}
+        )
 
 
 Event = tuple[str, dict[str, Any]]
 
 
+_MESSAGE = {"type": "message", "role": "assistant", "content": []}
+_THOUGHTS = {"type": "reasoning", "summary": [], "content": []}
+
+
 class _Items:
     """An answer's parts as output items, and the events that tell of each."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, offered: Mapping[str, Offered]) -> None:
         self._answer = answer
+        self._offered = offered
         self.done: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None
         self._text = ""
@@ -177,17 +191,19 @@ class _Items:
         if isinstance(part, CallBegun):
             call_id = self._answer.call_id(0, self._calls)
             self._calls += 1
-            call = {"call_id": call_id, "name": part.name, "arguments": ""}
-            return self._begin("function_call", "fc", call)
+            item = self._offered[part.name].begun(call_id)
+            return self._begin(item, "ctc" if item["type"] == "custom_tool_call" else "fc")
         if isinstance(part, CallArguments):
             self._text += part.text
+            if self._is("custom_tool_call"):
+                return []  # what it is called with is told whole
             return [self._event("function_call_arguments.delta", {"delta": part.text})]
         if isinstance(part, Said):
-            begun = self._needs("message", "msg", {"role": "assistant", "content": []})
+            begun = self._needs(_MESSAGE, "msg")
             self._text += part.text
             at = {"content_index": 0, "delta": part.text, "logprobs": []}
             return [*begun, self._event("output_text.delta", at)]
-        begun = self._needs("reasoning", "rs", {"summary": [], "content": []})
+        begun = self._needs(_THOUGHTS, "rs")
         self._text += part.text
         at = {"content_index": 0, "delta": part.text}
         return [*begun, self._event("reasoning_text.delta", at)]
@@ -196,7 +212,7 @@ class _Items:
         """The answer is over; it has at least one item."""
         begun: list[Event] = []
         if self._item is None and not self.done:
-            begun = self._begin("message", "msg", {"role": "assistant", "content": []})
+            begun = self._begin(_MESSAGE, "msg")
         return [*begun, *self._finish()]
 
     def message(self) -> Message:
@@ -208,20 +224,21 @@ class _Items:
             elif item["type"] == "reasoning":
                 found["reasoning_content"] = item["content"][0]["text"]
             else:
-                arguments = arguments_of(item["arguments"])
-                call = made_call("output", item["call_id"], item["name"], arguments)
+                name, arguments = call_of(item, "output")
+                call = made_call("output", item["call_id"], name, arguments_of(arguments))
                 found.setdefault("tool_calls", []).append(call)
         return found
 
-    def _needs(self, kind: str, prefix: str, more: dict[str, Any]) -> list[Event]:
-        if self._item is not None and self._item["type"] == kind:
-            return []
-        return self._begin(kind, prefix, more)
+    def _is(self, kind: str) -> bool:
+        return self._item is not None and self._item["type"] == kind
 
-    def _begin(self, kind: str, prefix: str, more: dict[str, Any]) -> list[Event]:
+    def _needs(self, item: Mapping[str, Any], prefix: str) -> list[Event]:
+        return [] if self._is(item["type"]) else self._begin(item, prefix)
+
+    def _begin(self, item: Mapping[str, Any], prefix: str) -> list[Event]:
         events = self._finish()
         name = f"{prefix}_{self._answer.id}{len(self.done)}"
-        self._item = {"type": kind, "id": name, "status": "in_progress", **more}
+        self._item = {**item, "id": name, "status": "in_progress"}
         self._text = ""
         added = {"output_index": len(self.done), "item": dict(self._item)}
         events.append(("response.output_item.added", added))
@@ -238,6 +255,10 @@ class _Items:
             item["arguments"] = self._text
             done = {"arguments": self._text, "name": item["name"]}
             events.append(self._event("function_call_arguments.done", done))
+        elif item["type"] == "custom_tool_call":
+            item["input"] = said = custom_input(self._text)
+            events.append(self._event("custom_tool_call_input.delta", {"delta": said}))
+            events.append(self._event("custom_tool_call_input.done", {"input": said}))
         else:
             kind = "output_text" if item["type"] == "message" else "reasoning_text"
             done = {"content_index": 0, "text": self._text}

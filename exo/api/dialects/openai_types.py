@@ -261,6 +261,7 @@ class ChatBody(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    return_progress: bool | None = None  # llama.cpp's
     prediction: Prediction | None = None
     store: bool | None = None
     modalities: list[str] | None = None

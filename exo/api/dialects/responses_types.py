@@ -5,14 +5,15 @@ Format: https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from exo.api.dialects.openai_request import chosen_tools, made_call
-from exo.api.dialects.openai_types import Effort, Name, ObjectFormat, TextFormat
+from exo.api.dialects.openai_types import Effort, ObjectFormat, TextFormat
+from exo.api.dialects.responses_tools import Offered, ResponseTool, call_of
 from exo.api.dialects.sampling_fields import (
     SAMPLING,
     Count,
@@ -44,28 +45,29 @@ class InputItem(msgspec.Struct):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
     id: str | None = None
     status: str | None = None
     summary: Any = None
 
 
-class ResponseTool(msgspec.Struct):
-    type: str
-    name: Name | None = None
-    description: str | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
-
-
 class ChoiceOfOne(msgspec.Struct, tag_field="type", tag="function"):
+    name: str
+
+
+class ChoiceOfCustom(msgspec.Struct, tag_field="type", tag="custom"):
     name: str
 
 
 class ChoiceOfSome(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: list[ChoiceOfOne]
+    tools: list[ChoiceOfOne | ChoiceOfCustom]
+
+
+ToolChoiceField = Literal["none", "auto", "required"] | ChoiceOfOne | ChoiceOfCustom | ChoiceOfSome
 
 
 class SchemaTextFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
@@ -97,7 +99,7 @@ class ResponsesBody(Body, kw_only=True):
     top_p: Probability | None = None
     top_logprobs: TopLogprobs | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChoiceOfOne | ChoiceOfSome | None = None
+    tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -118,10 +120,14 @@ class ResponsesBody(Body, kw_only=True):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     max_tool_calls: Any = None
+    client_metadata: Any = None
 
 
 def response_request(
-    body: ResponsesBody, before: Sequence[Message], defaults: ChatDefaults
+    body: ResponsesBody,
+    before: Sequence[Message],
+    offered: Mapping[str, Offered],
+    defaults: ChatDefaults,
 ) -> tuple[ChatRequest, list[Message]]:
     """The request, and the conversation it ends (without instructions, which are not kept);
     `before` is the one of the response it follows.
@@ -132,7 +138,7 @@ def response_request(
     body.refuse(background=(False,), conversation=(), prompt=())
     conversation = [*before, *messages_of(body.input)]
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    tools, choice = _tools(body)
+    tools, choice = _chosen(body, offered)
     effort = body.reasoning.effort if body.reasoning else None
     asked = {name for name in SAMPLING if getattr(body, name, None) is not None}
     request = ChatRequest(
@@ -173,10 +179,11 @@ def messages_of(given: str | list[InputItem]) -> list[Message]:
                 raise InvalidRequest(f"{where}.role is missing", param=f"{where}.role")
             role = "system" if item.role == "developer" else item.role
             found.append({"role": role, "content": _text(where, item.content)})
-        elif item.type == "function_call":
-            call = made_call(where, item.call_id or "", item.name or "", item.arguments or "{}")
+        elif item.type in ("function_call", "custom_tool_call"):
+            name, arguments = call_of(msgspec.structs.asdict(item), where)
+            call = made_call(where, item.call_id or "", name, arguments)
             _assistants(found).setdefault("tool_calls", []).append(call)
-        elif item.type == "function_call_output":
+        elif item.type in ("function_call_output", "custom_tool_call_output"):
             content = _text(where, item.output)
             found.append({"role": "tool", "content": content, "tool_call_id": item.call_id or ""})
         elif item.type == "reasoning":
@@ -224,23 +231,19 @@ def _text(where: str, content: str | list[InputPart] | None) -> str:
     return "".join(texts)
 
 
-def _tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], ToolChoice]:
-    offered = []
-    for i, tool in enumerate(body.tools or ()):
-        if tool.type != "function" or tool.name is None:
-            raise InvalidRequest(
-                f"tools[{i}] is of type {tool.type}; only functions, with a name, are supported",
-                param=f"tools[{i}]",
-            )
-        parameters = tool.parameters or {}
-        offered.append(Tool(tool.name, tool.description or "", parameters, bool(tool.strict)))
+def _chosen(
+    body: ResponsesBody, offered: Mapping[str, Offered]
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    tools = [one.function for one in offered.values()]
     parallel, wanted = body.parallel_tool_calls is not False, body.tool_choice
     if wanted is None or isinstance(wanted, str):
-        return chosen_tools(offered, wanted or "auto", None, parallel=parallel)
+        return chosen_tools(tools, wanted or "auto", None, parallel=parallel)
+    functions = {one.name: name for name, one in offered.items()} | {name: name for name in offered}
     if isinstance(wanted, ChoiceOfSome):
-        names = [one.name for one in wanted.tools]
-        return chosen_tools(offered, wanted.mode, names, parallel=parallel)
-    return chosen_tools(offered, "required", [wanted.name], parallel=False)
+        names = [functions.get(one.name, one.name) for one in wanted.tools]
+        return chosen_tools(tools, wanted.mode, names, parallel=parallel)
+    name = functions.get(wanted.name, wanted.name)
+    return chosen_tools(tools, "required", [name], parallel=False)
 
 
 def _format(text: TextConfig | None) -> str | None:

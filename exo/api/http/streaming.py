@@ -31,6 +31,10 @@ class Waiting:
     def note(self, progress: Progress) -> None:
         self.progress = progress
 
+    def comment(self) -> bytes:
+        """In an event stream: no client takes it for data."""
+        return f": {self.progress}\n\n".encode()
+
 
 async def streamed(
     http: web.Request,

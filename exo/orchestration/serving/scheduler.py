@@ -347,7 +347,8 @@ class Scheduler:
                 continue
             sequence.in_flight -= 1
             if part.sampling is None:
-                self._untold.append((sequence, GenerationEvent(prompt_done=part.end)))
+                read = GenerationEvent(cached_tokens=sequence.cached, prompt_done=part.end)
+                self._untold.append((sequence, read))
                 continue
             sampled = tokens.get(part.sequence_id)
             if not sampled or len(sampled) > part.drafts + 1:
