@@ -21,7 +21,7 @@ export function writesAFile({ name, program, command, files = {}, env = {} }) {
     encoding: "utf8",
     timeout: 120_000,
     stdio: ["ignore", "pipe", "pipe"],
-    env: { ...process.env, HOME: folder, ...env },
+    env: { ...process.env, HOME: folder, PWD: folder, ...env },
   });
   assert(done.status === 0, `${done.stdout}${done.stderr}`);
   assert(done.stdout.includes("It is written."), `${done.stdout}${done.stderr}`);
