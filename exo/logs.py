@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from contextvars import ContextVar
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Of the request that is served here, "" outside of any."""
+
+KEPT_LINES = 500
+"""Of the log, in memory, for who looks at a node from another machine."""
 
 TEXT = "%(asctime)s %(levelname).1s %(name)s %(message)s"
 
@@ -30,6 +34,37 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
         return json.dumps(said, ensure_ascii=False)
+
+
+class _Kept(logging.Handler):
+    """The last lines, from INFO on, whatever of it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter(TEXT))
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+_kept = _Kept()
+
+
+def show_from(level: int) -> None:
+    """Show exo's lines from this level on, and keep the last ones from INFO on."""
+    logging.basicConfig(format=TEXT)
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(level)
+    ours = logging.getLogger("exo")
+    ours.setLevel(min(level, logging.INFO))
+    if _kept not in ours.handlers:
+        ours.addHandler(_kept)
+
+
+def recent_lines(count: int) -> list[str]:
+    """The last lines of the log, oldest first; none where nobody called `show_from`."""
+    return list(_kept.lines)[-count:] if count > 0 else []
 
 
 def log_as(form: str) -> None:

@@ -2,6 +2,7 @@
 
 import { chat } from "./api.js";
 import { make, note } from "./dom.js";
+import { on } from "./live.js";
 import { Growing } from "./markdown.js";
 import { bar } from "./progress.js";
 import { t } from "./words.js";
@@ -9,14 +10,11 @@ import { t } from "./words.js";
 // What each node does for a model while its first answer waits: a bar for each.
 function watchNodes(model, into) {
   const nodes = new Map();
-  const source = new EventSource("/v1/events");
-  source.addEventListener("progress", ({ data }) => {
-    const event = JSON.parse(data);
+  return on("progress", (event) => {
     if (event.model !== model) return;
     nodes.set(event.node_id, event);
     into.replaceChildren(...[...nodes.values()].map(bar));
   });
-  return source;
 }
 
 export function folded(thoughts) {
@@ -58,7 +56,7 @@ export async function stream(body, message, place, signal, onPart) {
   const began = performance.now();
   const bars = make("div");
   const growing = new Growing(place.body, place.follow);
-  let watch = null; // EventSource, while the answer waits
+  let unwatch = null; // while the answer waits
   let thoughts = null;
   let first = 0;
   let usage = null;
@@ -67,10 +65,10 @@ export async function stream(body, message, place, signal, onPart) {
     for await (const event of chat(body, signal)) {
       if (event.waiting) {
         if (!message.content) place.body.replaceChildren(note(event.waiting), bars);
-        watch ??= watchNodes(body.model, bars);
+        unwatch ??= watchNodes(body.model, bars);
         continue;
       }
-      watch?.close();
+      unwatch?.();
       usage = event.usage ?? usage;
       const { content, reasoning_content: thought } = event.choices[0]?.delta ?? {};
       if ((content || thought) && !first) first = performance.now();
@@ -98,6 +96,6 @@ export async function stream(body, message, place, signal, onPart) {
     message.stopped = error.name === "AbortError" ? "stopped" : error.message;
     place.body.append(note(` ${stopped(message)}`, error.name === "AbortError" ? "" : "error"));
   } finally {
-    watch?.close();
+    unwatch?.();
   }
 }

@@ -26,6 +26,18 @@ export async function getJson(url) {
   return response.json();
 }
 
+// An answer's lines, as they come.
+export async function* linesOf(response) {
+  const decoder = new TextDecoder();
+  let pending = "";
+  for await (const bytes of response.body) {
+    pending += decoder.decode(bytes, { stream: true });
+    const lines = pending.split("\n");
+    pending = lines.pop();
+    yield* lines;
+  }
+}
+
 // Server-sent events: `data:` lines are JSON, lines that begin with a colon say what is waited for.
 export async function* chat(body, signal) {
   const response = await ask("/v1/chat/completions", {
@@ -35,19 +47,12 @@ export async function* chat(body, signal) {
     signal,
   });
   if (!response.ok) throw new Error((await response.json()).error.message);
-  const decoder = new TextDecoder();
-  let pending = "";
-  for await (const bytes of response.body) {
-    pending += decoder.decode(bytes, { stream: true });
-    const lines = pending.split("\n");
-    pending = lines.pop();
-    for (const line of lines) {
-      if (line.startsWith(":")) yield { waiting: line.slice(1).trim() };
-      else if (line.startsWith("data: ") && line !== "data: [DONE]") {
-        const event = JSON.parse(line.slice(6));
-        if (event.error) throw new Error(event.error.message);
-        yield event;
-      }
+  for await (const line of linesOf(response)) {
+    if (line.startsWith(":")) yield { waiting: line.slice(1).trim() };
+    else if (line.startsWith("data: ") && line !== "data: [DONE]") {
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new Error(event.error.message);
+      yield event;
     }
   }
 }

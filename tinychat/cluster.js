@@ -1,79 +1,29 @@
-// The cluster: a line of words, and its ring as a picture.
+// The cluster: a line of words, and a panel with its rings, its last minutes and its nodes.
 
-import { getJson } from "./api.js";
-import { make, shape } from "./dom.js";
+import { make } from "./dom.js";
 import { History } from "./history.js";
+import { on } from "./live.js";
 import { Machines } from "./machines.js";
 import { size } from "./progress.js";
-import { layersOf, t } from "./words.js";
+import { Ring } from "./ring.js";
+import { t } from "./words.js";
 
-const INTERVAL_MS = 2000;
-const SIZE = 220;
-const RADIUS = 84;
-const COLOURS = 6;
-
-const colour = (index) => `c${index % COLOURS}`;
-
-function point(share, radius = RADIUS) {
-  const angle = 2 * Math.PI * share - Math.PI / 2;
-  return [SIZE / 2 + radius * Math.cos(angle), SIZE / 2 + radius * Math.sin(angle)];
-}
-
-function arc(from, to) {
-  const gap = to - from < 1 ? 0.006 : 0.0001;
-  const [x0, y0] = point(from + gap);
-  const [x1, y1] = point(to - gap);
-  return `M ${x0} ${y0} A ${RADIUS} ${RADIUS} 0 ${to - from > 0.5 ? 1 : 0} 1 ${x1} ${y1}`;
-}
-
-// A plan's members as arcs, as long as their share of the layers.
-function ring(plan, load) {
-  const layers = plan.members.at(-1).shard.end_layer;
-  const picture = shape("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img" });
-  const said = plan.members.map(
-    ({ node_id, shard }) => `${node_id}: ${layersOf(shard)}`,
-  );
-  picture.append(shape("title", {}, `${plan.model_id}. ${said.join("; ")}`));
-  plan.members.forEach(({ shard }, index) => {
-    const d = arc(shard.start_layer / layers, shard.end_layer / layers);
-    picture.append(shape("path", { d, class: `arc ${colour(index)}` }));
-  });
-  const name = plan.model_id.split("/").at(-1);
-  const middle = [
-    [name.length > 22 ? `${name.slice(0, 21)}…` : name, "name"],
-    [t("{count} layers", { count: layers }), ""],
-    [load ? t("{rate} tok/s", { rate: load.tokens_per_s.toFixed(0) }) : "", ""],
-    [load ? t("{running} running, {waiting} waiting", load) : "", ""],
-  ];
-  middle.forEach(([text, kind], line) =>
-    picture.append(shape("text", { x: SIZE / 2, y: 92 + 18 * line, class: kind }, text)),
-  );
-  return picture;
-}
-
-const loadsOf = (serving) => Object.values(serving).flatMap((report) => report.plans);
-
-// A node's parts of rings.
-const placesOf = (id, plans) =>
-  plans.flatMap((plan) =>
-    plan.members.flatMap(({ node_id, shard }, index) =>
-      node_id === id ? [{ colour: colour(index), text: layersOf(shard) }] : [],
-    ),
-  );
+const NOTED_MS = 2000;
 
 const used = ({ capabilities }) =>
   capabilities ? capabilities.memory_total_bytes - capabilities.memory_available_bytes : 0;
+
+const isLive = ({ state }) => state !== "unreachable";
 
 export class ClusterView {
   #line;
   #panel;
   #onModels;
-  #drawn = "";
+  #served = null;
   #view = null;
-  #machines = new Machines(() => {
-    this.#drawn = "";
-    this.#draw();
-  });
+  #rings = new Map(); // by the hash of their plans
+  #parts;
+  #machines = new Machines();
   #history = new History({
     rate: [t("Speed"), (rate) => t("{rate} tok/s", { rate: rate.toFixed(0) })],
     used: [t("Memory in use"), size],
@@ -82,30 +32,47 @@ export class ClusterView {
   // `line` says it in words, `panel` shows it, `onModels` is called when other models are served.
   constructor(line, panel, onModels) {
     [this.#line, this.#panel, this.#onModels] = [line, panel, onModels];
+    this.#parts = {
+      rings: make("div", { className: "rings" }),
+      history: this.#history.draw(),
+      reasons: make("div", {}),
+    };
+    panel.append(this.#parts.rings, this.#parts.history, this.#machines.element, this.#parts.reasons);
   }
 
-  async watch() {
-    let served = null;
-    for (;;) {
-      try {
-        const view = await getJson("/v1/topology");
-        this.#view = view;
-        this.#say();
-        this.#draw();
-        const now = view.plans.map(({ model_id }) => model_id).join();
-        if (now !== served) await this.#onModels(Object.values(view.nodes));
-        served = now;
-      } catch {
-        this.#line.textContent = t("this node does not answer");
-      }
-      await new Promise((resolve) => setTimeout(resolve, INTERVAL_MS));
+  watch() {
+    on("cluster", (view) => this.#hear(view));
+    on("lost", () => {
+      this.#line.textContent = t("this node does not answer");
+    });
+    setInterval(() => this.#note(), NOTED_MS);
+  }
+
+  // The panel was opened or closed.
+  turn() {
+    this.#panel.hidden = !this.#panel.hidden;
+    this.#draw();
+    return !this.#panel.hidden;
+  }
+
+  async #hear(view) {
+    this.#view = view;
+    this.#say();
+    this.#draw();
+    const now = view.plans.map(({ model_id }) => model_id).join();
+    if (now === this.#served) return;
+    this.#served = now;
+    try {
+      await this.#onModels(Object.values(view.nodes));
+    } catch {
+      this.#served = null; // with the next view
     }
   }
 
   #say() {
-    const { nodes, plans, serving } = this.#view;
+    const { nodes, plans } = this.#view;
     const every = Object.values(nodes);
-    const live = every.filter(({ state }) => state !== "unreachable");
+    const live = every.filter(isLive);
     const lost = every.length - live.length;
     const memory = live.reduce((sum, n) => sum + (n.capabilities?.memory_total_bytes ?? 0), 0);
     const ready = plans.map(({ model_id }) => model_id).join(", ");
@@ -114,32 +81,43 @@ export class ClusterView {
       `${lost ? `, ${t("{count} unreachable", { count: lost })}` : ""} · ${(memory / 1e9).toFixed(0)} GB` +
       (ready ? ` · ${t("{model} ready", { model: ready })}` : "");
     if (this.#line.textContent !== words) this.#line.textContent = words;
-    const loads = loadsOf(serving);
+  }
+
+  #note() {
+    if (!this.#view) return;
+    const loads = Object.values(this.#view.serving).flatMap(({ plans }) => plans);
     this.#history.note({
       rate: loads.reduce((sum, load) => sum + load.tokens_per_s, 0),
-      used: live.reduce((sum, n) => sum + used(n), 0),
+      used: Object.values(this.#view.nodes).filter(isLive).reduce((sum, n) => sum + used(n), 0),
     });
+    if (this.#panel.hidden) return;
+    const drawn = this.#history.draw();
+    this.#parts.history.replaceWith(drawn);
+    this.#parts.history = drawn;
   }
 
   #draw() {
     if (this.#panel.hidden || !this.#view) return;
-    const { nodes, plans, serving, links } = this.#view;
-    const drawn = JSON.stringify([nodes, plans, serving, links]);
-    if (drawn === this.#drawn) {
-      this.#panel.querySelector(".history").replaceWith(this.#history.draw());
-      return;
+    const { plans, serving } = this.#view;
+    for (const [hash, ring] of this.#rings) {
+      if (plans.some((plan) => plan.hash === hash)) continue;
+      ring.element.remove();
+      this.#rings.delete(hash);
     }
-    this.#drawn = drawn;
-    const rings = make("div", { className: "rings" });
     for (const plan of plans) {
-      rings.append(ring(plan, loadsOf(serving).find(({ plan_hash }) => plan_hash === plan.hash)));
+      if (!this.#rings.has(plan.hash)) this.#rings.set(plan.hash, new Ring(plan));
+      const ring = this.#rings.get(plan.hash);
+      ring.show(serving);
+      if (!ring.element.isConnected) this.#parts.rings.append(ring.element);
     }
-    if (!plans.length) rings.append(make("p", { textContent: t("No model is loaded yet.") }));
+    const none = this.#parts.rings.querySelector("p");
+    if (plans.length) none?.remove();
+    else if (!none) this.#parts.rings.append(make("p", { textContent: t("No model is loaded yet.") }));
+    this.#machines.show(this.#view);
     const left = plans.flatMap((plan) => plan.left_out);
-    const list = this.#machines.list(this.#view, (id) => placesOf(id, plans));
-    const reasons = left.map(([id, why]) => make("p", { className: "note", textContent: t("{node} is left out: {why}", { node: id, why }) }));
-    const focused = this.#panel.contains(document.activeElement) && document.activeElement.dataset.key;
-    this.#panel.replaceChildren(rings, this.#history.draw(), list, ...reasons);
-    if (focused) [...list.querySelectorAll("[data-key]")].find(({ dataset }) => dataset.key === focused)?.focus();
+    const reasons = left.map(([id, why]) =>
+      make("p", { className: "note", textContent: t("{node} is left out: {why}", { node: id, why }) }),
+    );
+    this.#parts.reasons.replaceChildren(...reasons);
   }
 }

@@ -6,6 +6,7 @@ import { ClusterView } from "./cluster.js";
 import { Commands } from "./commands.js";
 import * as kept from "./conversations.js";
 import { button, download, element, make } from "./dom.js";
+import { listen } from "./live.js";
 import { Models } from "./models.js";
 import { asRequest, Settings } from "./settings.js";
 import { Transcript } from "./transcript.js";
@@ -332,11 +333,11 @@ async function listModels(nodes) {
   page.nodes.textContent = chips.join(" · ");
 }
 
+const view = new ClusterView(page.cluster, page.picture, listModels);
 page.model.addEventListener("change", () => localStorage.setItem(MODEL, page.model.value));
 page.search.addEventListener("input", drawList);
 page.cluster.addEventListener("click", () => {
-  page.picture.hidden = !page.picture.hidden;
-  page.cluster.setAttribute("aria-expanded", String(!page.picture.hidden));
+  page.cluster.setAttribute("aria-expanded", String(view.turn()));
 });
 page.menu.addEventListener("click", () => document.body.classList.toggle("menu"));
 const settings = new Settings(element("how"));
@@ -354,4 +355,5 @@ await kept.adoptEarlier();
 await listConversations();
 const linked = conversations.find(({ id }) => `#${id}` === location.hash);
 if (linked) turnTo(linked);
-new ClusterView(page.cluster, page.picture, listModels).watch();
+view.watch();
+await listen();

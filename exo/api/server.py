@@ -14,6 +14,7 @@ from exo.api.chat import Chat
 from exo.api.cluster.bench import BenchRoutes
 from exo.api.cluster.catalog import CatalogRoutes
 from exo.api.cluster.downloads import DownloadRoutes
+from exo.api.cluster.events import EventRoutes
 from exo.api.cluster.metrics import Metrics
 from exo.api.cluster.state import ClusterRoutes
 from exo.api.dialects.anthropic import Anthropic
@@ -88,7 +89,7 @@ class ApiServer:
         app.on_cleanup.append(downloads.close)
         routes = [route for one in DIALECTS for route in one(node, chat, config.defaults).routes()]
         routes += ClusterRoutes(node).routes() + BenchRoutes(node).routes() + downloads.routes()
-        routes += CatalogRoutes(node).routes()
+        routes += CatalogRoutes(node).routes() + EventRoutes(node).routes()
         routes += metrics.routes()
         routes += openapi_routes(routes, tinychat_folder())
         add_routes(app, routes)

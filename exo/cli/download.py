@@ -71,7 +71,7 @@ async def _watch(session: aiohttp.ClientSession, url: str, shown: DownloadView) 
     """Until it is cancelled. If the stream breaks, the answer still tells how it ended."""
     timeout = aiohttp.ClientTimeout(total=None)
     try:
-        async with session.get(f"{url}/v1/events", timeout=timeout) as response:
+        async with session.get(f"{url}/v1/events?of=progress", timeout=timeout) as response:
             async for line in response.content:
                 if line.startswith(b"data: "):
                     shown.show(json.loads(line[6:]))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from exo.errors import InvalidRequest
-from exo.logs import TEXT
+from exo.logs import show_from
 
 DEFAULT_API_PORT = 52415
 
@@ -87,10 +87,7 @@ def set_up_logging() -> None:
     """DEBUG=0 shows warnings, 1 info, 2 to 9 everything; third parties stay at warnings below 9."""
     text = os.environ.get("DEBUG", "0")
     level = int(text) if text.isdigit() else 1
-    logging.basicConfig(format=TEXT)
-    logging.getLogger("exo").setLevel(
-        logging.WARNING if level < 1 else logging.INFO if level < 2 else logging.DEBUG
-    )
+    show_from(logging.WARNING if level < 1 else logging.INFO if level < 2 else logging.DEBUG)
     if level >= 9:
         logging.getLogger().setLevel(logging.DEBUG)
         # One line for every byte it moves says nothing about exo.

@@ -16,6 +16,7 @@ from exo.errors import (
     InvalidRequest,
 )
 from exo.inference.engine import InferenceEngine
+from exo.logs import recent_lines
 from exo.models.description import ModelDescription
 from exo.networking.calls import messages
 from exo.networking.calls.messages import (
@@ -94,7 +95,9 @@ class StandardNode(NodeHandler):
             lambda plan: self.plans.remove(plan.hash),
             config.wire,
         )
-        self.reports = Reports(config.node_id, self.rings, engine)
+        self.reports = Reports(
+            config.node_id, self.rings, engine, lambda: self.membership.round_trips_s()
+        )
         self._keeper = PlanKeeper(
             config.node_id,
             self._members,
@@ -284,11 +287,26 @@ class StandardNode(NodeHandler):
         Raises:
             InvalidRequest: there is no such node.
         """
+        return await self._member(node_id).drain(undo=undo)
+
+    async def read_log(self, lines: int) -> list[str]:
+        """The last lines of this node's log, oldest first."""
+        return recent_lines(lines)
+
+    async def read_log_of(self, node_id: str, lines: int) -> list[str]:
+        """The same of any node of the cluster.
+
+        Raises:
+            InvalidRequest: there is no such node.
+        """
+        return await self._member(node_id).read_log(lines)
+
+    def _member(self, node_id: str) -> Member:
         members = self._members()
         if node_id not in members:
             known = ", ".join(sorted(members))
             raise InvalidRequest(f"no live node is called {node_id!r}; there are: {known}")
-        return await members[node_id].drain(undo=undo)
+        return members[node_id]
 
     def _needed(self) -> str:
         """What goes on here that others wait for."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from importlib.resources import files
 from pathlib import Path
@@ -28,7 +29,10 @@ FLAGS = [
     "--disable-sync",
 ]
 
-EXPECTED = re.compile("status of (400|404|502)|requires 'TrustedHTML'")
+EXPECTED = re.compile(
+    "status of (400|404|502)|requires 'TrustedHTML'"
+    "|net::ERR_(CONNECTION_REFUSED|CONNECTION_RESET|INCOMPLETE_CHUNKED_ENCODING)"
+)
 """What the browser says of what a test does on purpose."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -386,8 +390,30 @@ async def test_the_ring_is_drawn(page: Page) -> None:
     await expect(page.locator("#picture svg .arc")).to_have_count(2)
     await expect(page.locator("#picture .machine")).to_have_count(2)
     await expect(page.locator("#picture")).to_contain_text("layers 0 to")
+    await expect(page.locator("#picture svg .moving")).to_have_count(0)
+    await ask(page, "hello")
+    await expect(page.locator("#picture svg .moving")).to_have_count(1)
+    links = page.locator("#picture svg .link")
+    await expect(links).to_have_text([re.compile(r"[\d.]+ ms · [\d.]+ KB/s")] * 2)
+    await page.click("#stop")
+    await expect(page.locator("#picture svg .moving")).to_have_count(0)
     await page.click("#cluster")
     await expect(page.locator("#picture")).to_be_hidden()
+
+
+async def test_nodes_come_and_go_and_the_page_comes_back(page: Page, c: Cluster) -> None:
+    await page.click("#cluster")
+    rows = page.locator("#picture .machine")
+    await expect(rows).to_have_count(2)
+    c.add("n2", "--memory", "1GB")
+    await expect(rows).to_have_count(3, timeout=20_000)
+    await expect(page.locator("#cluster")).to_contain_text("3 nodes")
+    c.nodes["n2"].send(signal.SIGTERM)
+    await expect(rows).to_have_count(2, timeout=20_000)
+    c.nodes["n1"].kill()  # that the page is from
+    await expect(page.locator("#cluster")).to_have_text("this node does not answer")
+    c.nodes["n1"].start()
+    await expect(page.locator("#cluster")).to_contain_text("2 nodes", timeout=30_000)
 
 
 async def test_a_conversation_has_its_own_settings(page: Page) -> None:
@@ -414,6 +440,7 @@ async def test_a_node_is_looked_into_and_drained(page: Page) -> None:
     await n0.get_by_role("button", name="n0").click()
     await expect(n0.locator(".more")).to_contain_text("round trip")
     await expect(n0.locator(".more")).to_contain_text("no models on its disk")
+    await expect(n0.locator(".log")).to_contain_text("node n0 listens on")
     await n0.get_by_role("button", name="Drain").click()
     await expect(n0).to_contain_text("drained")
     await expect(page.locator("#picture svg .arc")).to_have_count(1, timeout=20_000)

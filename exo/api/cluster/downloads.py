@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
-from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from exo.api.http.bodies import Body, read_body
 from exo.api.http.routes import Route
-from exo.api.http.streaming import EVENTS
 from exo.errors import ExoError, InvalidRequest, ModelNotFound
 from exo.models.card import resolve
 from exo.orchestration.files.activity import as_json
@@ -21,9 +18,6 @@ from exo.orchestration.node import StandardNode
 from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
-
-KEEP_ALIVE_S = 5.0
-"""A client of the event stream hears something at least this often."""
 
 
 class DownloadBody(Body, kw_only=True):
@@ -49,7 +43,6 @@ class DownloadRoutes:
             Route("DELETE", one, self.cancel, "Stop a download"),
             Route("DELETE", model, self.remove, "Delete a model's files"),
             Route("GET", "/v1/download/progress", self.progress, "What every node brings"),
-            Route("GET", "/v1/events", self.events, "The same, as it happens", streams=EVENTS),
         ]
 
     async def start(self, http: web.Request) -> web.Response:
@@ -113,30 +106,8 @@ class DownloadRoutes:
 
     async def progress(self, http: web.Request) -> web.Response:
         """What every node is doing for every model, or did last."""
-        return web.json_response({"object": "list", "data": self._now()})
-
-    async def events(self, http: web.Request) -> web.StreamResponse:
-        """The same as server-sent events: each item when it changes, all of them at first."""
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
-        await response.prepare(http)
-        told: dict[tuple[str, str], dict[str, Any]] = {}
-        while True:
-            change = self._node.activity.next_change()
-            for item in self._now():
-                key = (item["node_id"], item["model"])
-                if told.get(key) != item:
-                    told[key] = item
-                    await response.write(f"event: progress\ndata: {json.dumps(item)}\n\n".encode())
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_S):
-                    await change.wait()
-            except TimeoutError:
-                await response.write(b": still here\n\n")
-
-    def _now(self) -> list[dict[str, Any]]:
-        return [as_json(progress) for progress in self._node.activity.everyone()]
+        everyone = self._node.activity.everyone()
+        return web.json_response({"object": "list", "data": [as_json(each) for each in everyone]})
 
     async def close(self, app: web.Application) -> None:
         """End what runs in the background."""

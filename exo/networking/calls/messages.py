@@ -21,7 +21,7 @@ from exo.topology.placement import NodePace
 
 Wanted = TypeVar("Wanted")
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Raised whenever nodes of two versions could misunderstand each other."""
 
 

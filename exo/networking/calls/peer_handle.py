@@ -173,6 +173,13 @@ class PeerHandle:
             reply = await self._stub.Drain(pb.DrainRequest(undo=undo), timeout=CALL_TIMEOUT_S)
         return DrainState(tuple(reply.models), dict(reply.problems))
 
+    async def read_log(self, lines: int) -> list[str]:
+        """The last lines of the peer's log, oldest first."""
+        with errors_of(self._name):
+            request = pb.ReadLogRequest(lines=lines)
+            reply = await self._stub.ReadLog(request, timeout=CALL_TIMEOUT_S)
+        return list(reply.lines)
+
     async def ensure_plan(
         self,
         model_id: str,

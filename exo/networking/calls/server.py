@@ -66,6 +66,9 @@ class NodeHandler(ABC):
     async def drain(self, *, undo: bool = False) -> DrainState: ...
 
     @abstractmethod
+    async def read_log(self, lines: int) -> list[str]: ...
+
+    @abstractmethod
     async def ensure_plan(
         self,
         model_id: str,
@@ -233,6 +236,9 @@ class _Servicer(NodeServiceServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         state = await _answer(context, self._handler.drain(undo=request.undo))
         return pb.DrainReply(models=state.models, problems=state.problems)
+
+    async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> pb.ReadLogReply:
+        return pb.ReadLogReply(lines=await _answer(context, self._handler.read_log(request.lines)))
 
     async def EnsurePlan(
         self, request: pb.EnsurePlanRequest, context: Context

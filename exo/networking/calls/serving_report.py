@@ -31,14 +31,23 @@ class PlanReport(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[MemberRoom, ...]
 
 
+class LinkReport(msgspec.Struct, frozen=True, array_like=True):
+    """From the node to the next one of a ring: bytes of hidden states and tokens a second."""
+
+    to: str
+    bytes_per_s: float
+    round_trip_ms: float
+
+
 class NodeReport(msgspec.Struct, frozen=True, array_like=True):
     """`busy` is the share of the last seconds in which the engine computed; `plans` are those that
     the node heads; `slowdown` says how many times as long as usual its steps take, 0 if it has
-    computed none lately."""
+    computed none lately; `links` are those that its rings use."""
 
     busy: float = 0.0
     plans: tuple[PlanReport, ...] = ()
     slowdown: float = 0.0
+    links: tuple[LinkReport, ...] = ()
 
 
 def encode_report(report: NodeReport) -> bytes:

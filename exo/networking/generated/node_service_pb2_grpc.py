@@ -54,6 +54,11 @@ class NodeServiceStub:
                 request_serializer=node__service__pb2.DrainRequest.SerializeToString,
                 response_deserializer=node__service__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.ReadLog = channel.unary_unary(
+                '/exo.NodeService/ReadLog',
+                request_serializer=node__service__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=node__service__pb2.ReadLogReply.FromString,
+                _registered_method=True)
         self.EnsurePlan = channel.unary_stream(
                 '/exo.NodeService/EnsurePlan',
                 request_serializer=node__service__pb2.EnsurePlanRequest.SerializeToString,
@@ -152,6 +157,13 @@ class NodeServiceServicer:
 
     def Drain(self, request, context):
         """The receiver is to have no part in rings, or to have it again. Others learn it from its beats.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLog(self, request, context):
+        """The last lines of the receiver's log, for people who look from another machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,6 +290,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=node__service__pb2.DrainRequest.FromString,
                     response_serializer=node__service__pb2.DrainReply.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=node__service__pb2.ReadLogRequest.FromString,
+                    response_serializer=node__service__pb2.ReadLogReply.SerializeToString,
             ),
             'EnsurePlan': grpc.unary_stream_rpc_method_handler(
                     servicer.EnsurePlan,
@@ -458,6 +475,33 @@ class NodeService:
             '/exo.NodeService/Drain',
             node__service__pb2.DrainRequest.SerializeToString,
             node__service__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo.NodeService/ReadLog',
+            node__service__pb2.ReadLogRequest.SerializeToString,
+            node__service__pb2.ReadLogReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from exo.inference.engine import InferenceEngine
-from exo.networking.calls.serving_report import NodeReport, PlanReport
+from exo.networking.calls.serving_report import LinkReport, NodeReport, PlanReport
 from exo.orchestration.serving.rings import Rings
 
 SAMPLE_S = 1.0
@@ -18,16 +19,25 @@ SAMPLE_S = 1.0
 class Reports:
     """This node's report, and what the others have said."""
 
-    def __init__(self, node_id: str, rings: Rings, engine: InferenceEngine) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        rings: Rings,
+        engine: InferenceEngine,
+        round_trips_s: Callable[[], Mapping[str, float]],
+    ) -> None:
         self._node_id = node_id
         self._rings = rings
         self._engine = engine
+        self._round_trips_s = round_trips_s
         self._others: dict[str, NodeReport] = {}
         self._at = time.monotonic()
         self._busy_s = engine.busy_s
         self._tokens: dict[str, int] = {}
         self._rates: dict[str, float] = {}
         self._busy = 0.0
+        self._sent: dict[str, int] = {}
+        self._links: tuple[LinkReport, ...] = ()
 
     def own(self) -> NodeReport:
         self._sample()
@@ -43,7 +53,7 @@ class Reports:
             )
             for scheduler in self._rings.schedulers
         )
-        return NodeReport(self._busy, plans, self._engine.times.slowdown)
+        return NodeReport(self._busy, plans, self._engine.times.slowdown, self._links)
 
     def slowdowns(self) -> dict[str, float]:
         """By node, how many times as long as usual its steps take; 0 where nobody knows."""
@@ -77,7 +87,15 @@ class Reports:
         self._rates = {
             plan: (count - self._tokens.get(plan, 0)) / passed for plan, count in tokens.items()
         }
-        self._at, self._busy_s, self._tokens = now, busy_s, tokens
+        sent = self._rings.sent_bytes()
+        # (Rings that ended take their counts with them.)
+        rates = {to: max(0, count - self._sent.get(to, 0)) / passed for to, count in sent.items()}
+        if rates != {link.to: link.bytes_per_s for link in self._links}:
+            trips = self._round_trips_s()
+            self._links = tuple(
+                LinkReport(to, rate, 1000 * trips.get(to, 0.0)) for to, rate in rates.items()
+            )
+        self._at, self._busy_s, self._tokens, self._sent = now, busy_s, tokens, sent
 
 
 def _plain(report: NodeReport) -> dict[str, Any]:
@@ -98,6 +116,14 @@ def _plain(report: NodeReport) -> dict[str, Any]:
                 ],
             }
             for plan in report.plans
+        ],
+        "links": [
+            {
+                "to": link.to,
+                "bytes_per_s": round(link.bytes_per_s),
+                "round_trip_ms": round(link.round_trip_ms, 2),
+            }
+            for link in report.links
         ],
     }
 
