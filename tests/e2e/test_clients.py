@@ -185,6 +185,8 @@ async def test_openais_responses(node: ExoProcess) -> None:
         await ai.responses.delete(second.id)
         with pytest.raises(openai.NotFoundError):
             await ai.responses.retrieve(second.id)
+        counted = await ai.responses.input_tokens.count(model="dummy", input="hello")
+        assert counted.input_tokens == first.usage.input_tokens
         parsed = await ai.responses.parse(**how, input="hello", text_format=Person)
         assert isinstance(parsed.output_parsed, Person)
         calls = how | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
@@ -333,6 +335,9 @@ async def test_ollamas_client(node: ExoProcess) -> None:
         assert isinstance((await ai.list()).models, list)
         with pytest.raises(ollama.ResponseError, match="unknown model"):
             await ai.chat("nothing like it", HELLO)
+        assert (await ai.generate("dummy", "", keep_alive=0)).done_reason == "unload"
+        assert (await node.get("/health"))["ready"] == []
+        assert (await ai.chat("dummy", HELLO, options=options)).message.content == text
         with pytest.raises(ollama.ResponseError, match="not supported by exo"):
             await ai.copy("dummy", "another")
 

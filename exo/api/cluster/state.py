@@ -43,6 +43,7 @@ class ClusterRoutes:
             Route("DELETE", "/v1/nodes/{node_id}/drain", self.undo, "Use it for rings again"),
             Route("GET", "/v1/nodes/{node_id}/log", self.log, "The last lines of a node's log"),
             Route("GET", "/healthcheck", self.healthcheck, "Whether this process lives"),
+            Route("GET", "/health", self.healthcheck, "The same, by llama.cpp's and vLLM's name"),
         ]
 
     async def topology(self, http: web.Request) -> web.Response:

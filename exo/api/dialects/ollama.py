@@ -20,6 +20,7 @@ from exo.api.dialects.ollama_types import (
     OllamaChatBody,
     answer_request,
     chat_request,
+    ends_at_once,
     model_name,
 )
 from exo.api.http.bodies import read_body
@@ -28,6 +29,7 @@ from exo.api.http.routes import Route
 from exo.api.http.streaming import LINES, Waiting, streamed
 from exo.api.request import ChatDefaults, ChatRequest, Message
 from exo.download.progress import OnProgress, unheard
+from exo.errors import InvalidRequest
 from exo.models.card import resolve
 from exo.models.markup.reader import CallArguments, CallBegun, Part
 from exo.models.markup.tools import arguments_of
@@ -72,11 +74,15 @@ class Ollama:
         return await self._answer(http, body, request, _as_response)
 
     async def _load(self, body: AnswerBody, empty: dict[str, Any]) -> web.Response:
-        """A request without a prompt has the model loaded."""
+        """A request without a prompt has the model loaded, or its memory given back."""
         model = model_name(body, self._defaults)
         resolve(model)
-        await self._node.ensure_plan(model, "", unheard)
-        done = {"done": True, "done_reason": "load"}
+        if ends_at_once(body.keep_alive):
+            if not await self._node.unload_model(model):
+                raise InvalidRequest(f"answers of {model} are running", param="model")
+        else:
+            await self._node.ensure_plan(model, "", unheard)
+        done = {"done": True, "done_reason": "unload" if ends_at_once(body.keep_alive) else "load"}
         return web.json_response({"model": model, "created_at": now(), **empty, **done})
 
     async def _answer(

@@ -57,6 +57,12 @@ class OllamaTool(msgspec.Struct):
     type: str | None = None
 
 
+def ends_at_once(keep_alive: Any) -> bool:
+    """Whether the model is to go: 0, or a duration of nought ("0s"). exo gives memory back when it
+    is needed, so other durations change nothing."""
+    return str(keep_alive).rstrip("nuµmsh") in ("0", "0.0")
+
+
 class AnswerBody(Body, kw_only=True):
     """What chat and generate have in common."""
 

@@ -17,7 +17,7 @@ from exo.api.chat import Answer, Chat, Piece
 from exo.api.dialects.openai_chat import stream_events, usage
 from exo.api.dialects.openai_request import format_grammar
 from exo.api.dialects.openai_types import GenerationFields
-from exo.api.dialects.sampling_fields import TokenId, TopLogprobs
+from exo.api.dialects.sampling_fields import TokenId, TopLogprobs, token_limit
 from exo.api.http.bodies import read_body
 from exo.api.http.routes import Route
 from exo.api.http.streaming import EVENTS, Waiting
@@ -61,7 +61,9 @@ def completion_requests(body: CompletionBody, defaults: ChatDefaults) -> list[Ch
         prompt="",
         sampling=body.params(defaults, top_logprobs),
         asked=body.asked,
-        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=token_limit(
+            DEFAULT_MAX_TOKENS, max_tokens=body.max_tokens, n_predict=body.n_predict
+        ),
         stop=body.stops,
         choices=made,
         user=body.user or "",

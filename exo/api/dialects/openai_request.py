@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from exo.api.dialects import openai_types as types
+from exo.api.dialects.sampling_fields import token_limit
 from exo.api.request import ChatDefaults, ChatRequest, Message, Thinking
 from exo.errors import InvalidRequest
 from exo.models import grammar
@@ -27,7 +28,12 @@ def chat_request(body: types.ChatBody, defaults: ChatDefaults) -> ChatRequest:
         prompt=defaults.introduced(messages),
         sampling=body.params(defaults, top_logprobs),
         asked=body.asked,
-        max_tokens=body.max_completion_tokens or body.max_tokens or defaults.max_tokens,
+        max_tokens=token_limit(
+            defaults.max_tokens,
+            max_completion_tokens=body.max_completion_tokens,
+            max_tokens=body.max_tokens,
+            n_predict=body.n_predict,
+        ),
         stop=body.stops,
         choices=body.n or 1,
         continues=_continues(body, messages),

@@ -57,18 +57,15 @@ class OpenAIResponses:
         summary = "An answer, as items"
         return [
             Route("POST", path, self.create, summary, ResponsesBody, streams=EVENTS),
+            Route("POST", f"{path}/input_tokens", self.count, "Tokens of a prompt", ResponsesBody),
             Route("GET", one, self.retrieve, "A response that is kept"),
             Route("DELETE", one, self.delete, "Forget a response"),
         ]
 
     async def create(self, http: web.Request) -> web.StreamResponse:
         body = await read_body(http, ResponsesBody)
-        before: list[Message] = []
-        if body.previous_response_id is not None:
-            before = self._find(body.previous_response_id, "previous_response_id").conversation
         offered = offered_tools(body.tools or ())
-        request, conversation = response_request(body, before, offered, self._defaults)
-        resolve(request.model)
+        request, conversation = self._request(body, offered)
         if body.stream:
             waiting = Waiting(request.model)
             told = _Told()
@@ -86,6 +83,23 @@ class OpenAIResponses:
         response = _response(body, answer, items, pieces)
         self._keep(body, response, conversation, items)
         return web.json_response(response)
+
+    async def count(self, http: web.Request) -> web.Response:
+        body = await read_body(http, ResponsesBody)
+        request, _ = self._request(body, offered_tools(body.tools or ()))
+        tokens = await self._chat.count_tokens(request, unheard)
+        return web.json_response({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def _request(
+        self, body: ResponsesBody, offered: Mapping[str, Offered]
+    ) -> tuple[ChatRequest, list[Message]]:
+        """Of a model that is known, after the response that the body names."""
+        before: list[Message] = []
+        if body.previous_response_id is not None:
+            before = self._find(body.previous_response_id, "previous_response_id").conversation
+        request, conversation = response_request(body, before, offered, self._defaults)
+        resolve(request.model)
+        return request, conversation
 
     async def retrieve(self, http: web.Request) -> web.Response:
         return web.json_response(self._find(http.match_info["response_id"], None).response)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from exo.api.dialects.sampling_fields import Count, SamplingFields, TopLogprobs
+from exo.api.dialects.sampling_fields import Limit, SamplingFields, TopLogprobs
 from exo.api.request import MAX_CHOICES
 
 Json = dict[str, Any]
@@ -218,7 +218,8 @@ class GenerationFields(SamplingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
+    n_predict: Limit | None = None  # llama.cpp's name for it
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -237,6 +238,9 @@ class GenerationFields(SamplingFields, kw_only=True):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     cache_prompt: Any = None
+    timings_per_token: Any = None
+    id_slot: Any = None
+    reasoning_format: Any = None
     add_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
 
@@ -245,7 +249,7 @@ class ChatBody(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: list[FunctionTool | CustomTool] | None = None

@@ -15,6 +15,9 @@ from exo.inference.sampling import MAX_TOP_LOGPROBS, SamplingParams
 MAX_STOP_STRINGS = 16
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Limit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Of tokens; -1, as LM Studio's and llama.cpp's clients write it: as many as fit."""
+
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -38,6 +41,7 @@ class SamplingFields(Body, kw_only=True):
     top_k: TopK | None = None
     min_p: Probability | None = None
     repetition_penalty: Repetition | None = None
+    repeat_penalty: Repetition | None = None  # llama.cpp's name for it
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
@@ -52,7 +56,8 @@ class SamplingFields(Body, kw_only=True):
 
     @property
     def asked(self) -> frozenset[str]:
-        return self.given & frozenset(SAMPLING)
+        given = self.given | ({"repetition_penalty"} if self.repeat_penalty else set())
+        return given & frozenset(SAMPLING)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -66,7 +71,7 @@ class SamplingFields(Body, kw_only=True):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=self.repetition_penalty or self.repeat_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=_biases(self.logit_bias or {}),
@@ -92,6 +97,18 @@ def sampling_params(
         seed=secrets.randbits(63) if seed is None else seed % 2**64,
         **{name: value for name, value in more.items() if value is not None},  # type: ignore[arg-type]
     )
+
+
+def token_limit(default: int | None, **given: int | None) -> int | None:
+    """The first limit that is given, else the default; None: up to the end of the context.
+
+    Raises:
+        InvalidRequest: it is 0.
+    """
+    name, limit = next(((n, v) for n, v in given.items() if v is not None), ("", default))
+    if limit == 0:
+        raise InvalidRequest(f"{name}: expected int >= 1, or -1 for as many as fit", param=name)
+    return None if limit == -1 else limit
 
 
 def stop_texts(value: str | list[str] | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from exo.api.http.routes import Handler
 from exo.errors import Unauthorized
 
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
-_OPEN_PATHS = ("/", "/healthcheck", "/docs", "/docs/guide")
+_OPEN_PATHS = ("/", "/healthcheck", "/health", "/docs", "/docs/guide")
 _OPEN_FOLDER = "/tinychat/"
 
 

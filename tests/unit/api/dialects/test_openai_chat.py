@@ -54,6 +54,10 @@ def test_every_parameter_is_honoured() -> None:
     assert parse(messages=[USER, last], continue_final_message=True).continues
     assert parse(max_completion_tokens=4, max_tokens=9).max_tokens == 4
     assert parse(top_k=-1).sampling.top_k == 0
+    assert parse(max_tokens=-1).max_tokens is None
+    own = parse(n_predict=7, repeat_penalty=1.2, timings_per_token=True, id_slot=-1)  # llama.cpp's
+    assert (own.max_tokens, own.sampling.repetition_penalty) == (7, 1.2)
+    assert own.asked == {"repetition_penalty"}
 
 
 def test_neutral_values_of_what_is_not_supported_are_fine() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from exo.api.dialects.anthropic_types import MessagesBody, message_request
-from exo.api.dialects.ollama_types import GenerateBody, OllamaChatBody, answer_request, chat_request
+from exo.api.dialects.ollama_types import (
+    GenerateBody,
+    OllamaChatBody,
+    answer_request,
+    chat_request,
+    ends_at_once,
+)
 from exo.api.dialects.openai_completions import CompletionBody, completion_requests
 from exo.api.http.bodies import body_from
 from exo.api.request import ChatDefaults, Thinking
@@ -114,6 +120,23 @@ def test_results_of_tools_are_messages_of_their_own() -> None:
     assert not request.continues
     assert request.thinking == Thinking(True, 1024)
     assert [tool.name for tool in request.tools] == ["f"]
+
+
+def test_a_limit_is_what_the_request_says_or_what_fits() -> None:
+    assert completion(max_tokens=-1)[0].max_tokens is None
+    assert completion(n_predict=5)[0].max_tokens == 5
+    with pytest.raises(InvalidRequest, match="max_tokens: expected int >= 1"):
+        completion(max_tokens=0)
+
+
+@pytest.mark.parametrize("value", [0, "0", "0s", "0m", 0.0])
+def test_a_model_that_is_not_kept_goes(value: Any) -> None:
+    assert ends_at_once(value)
+
+
+@pytest.mark.parametrize("value", [None, -1, "5m", "10s", 300, "30s"])
+def test_a_model_that_is_kept_stays(value: Any) -> None:
+    assert not ends_at_once(value)
 
 
 def ollama(**body: Any) -> Any:
