@@ -17,6 +17,7 @@ from rich.table import Table
 from exo.cli.client import get_json
 from exo.cli.settings import existing_part, home
 from exo.download.hub_cache import cache_folder
+from exo.download.progress import unheard
 from exo.download.store import ModelStore, default_sources
 from exo.errors import ModelNotFound, PeerUnavailable
 from exo.models.card import ModelCard, registry, resolve
@@ -75,6 +76,8 @@ def show_model(args: argparse.Namespace) -> int:
 
     card, store = resolve(args.model), _store()
     path = store.find(card.model_id, {})
+    if path is None and store.lies_here(card.model_id):
+        path = asyncio.run(store.ensure(card.model_id, unheard))
     if path is None:
         raise ModelNotFound(
             f"{args.model} is not on this machine; bring it: exo download {args.model}"
@@ -99,8 +102,11 @@ def show_model(args: argparse.Namespace) -> int:
         "sampling": listed or "not said by its makers: greedy, or --default-temp",
         "thinks": "yes" if markup.thinks else "no",
         "tools": f"as {calls}" if markup.knows_tools else f"by convention, as {calls}",
-        "files": str(path),
     }
+    if not tokenizer.is_for_chat:
+        del rows["thinks"], rows["tools"]
+        rows["chat"] = "no template: for completions alone"
+    rows["files"] = str(path)
     for name, value in rows.items():
         print(f"{name:14} {value}")  # noqa: T201
     return 0

@@ -20,6 +20,7 @@ class GGUFFile(ConvertedModel):
     `folders` are the user's, with publisher/repo/file.gguf below."""
 
     name = "GGUF file"
+    is_local = True
 
     def __init__(self, models_dir: Path, folders: Sequence[Path] = ()) -> None:
         self._models_dir = models_dir
@@ -39,7 +40,7 @@ class GGUFFile(ConvertedModel):
 
         file, folder = self._file(card), self.folder(card)
         assert file is not None and folder is not None
-        on_progress(Progress("converting", file.name))
+        on_progress(Progress("checking", f"header and tokenizer of {file.name}"))
         make_folder(parts_of(file), folder)
         return folder
 

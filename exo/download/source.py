@@ -23,6 +23,8 @@ class ModelSource(ABC):
     name: str
     renews = False
     """True if what it fetched may be newer there now."""
+    is_local = False
+    """True if what it brings lies on this machine already."""
 
     @abstractmethod
     def find(self, card: ModelCard) -> Path | None:

@@ -128,6 +128,15 @@ class ModelStore:
             async with fetching.turn:
                 return await on_own_thread(self._fetch, card, parts, fetching.tell, renew)
 
+    def lies_here(self, model_id: str) -> bool:
+        """Whether `ensure` needs nothing but this machine, though `find` may not know it yet.
+
+        Raises:
+            ModelNotFound: no model can have that name.
+        """
+        card = resolve(model_id)
+        return any(source.is_local and source.can_fetch(card) for source in self._sources)
+
     def left_out(self, model_id: str) -> dict[str, list[RepoFile]]:
         """Files that the model's source has and exo does not want, by the reason; touches no
         network."""

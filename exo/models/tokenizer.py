@@ -57,6 +57,9 @@ class Tokenizer(ABC):
     markup: Markup
     """How the model marks thoughts and calls of tools."""
 
+    is_for_chat = True
+    """Whether there is a chat template; else `render` refuses."""
+
     added_tokens: Mapping[str, int]
     """Ids of the tokens that were added to the vocabulary, by their text."""
 
@@ -88,6 +91,7 @@ class HFTokenizer(Tokenizer):
         special = _special_tokens(path, config)
         template = find_template(path, config)
         self._template = ChatTemplate(template, special) if template is not None else None
+        self.is_for_chat = template is not None
         self.eos_token_ids = _eos_token_ids(path, self._backend.token_to_id(special["eos_token"]))
         self.vocabulary_size = max(self._backend.get_vocab().values(), default=-1) + 1
         added = self._backend.get_added_tokens_decoder()

@@ -10,6 +10,7 @@ import pytest
 import zoo
 from gguf_files import write_gguf
 
+from exo.cli.main import main
 from exo.download.gguf_repo import quantizations
 from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest
@@ -60,6 +61,19 @@ def test_they_are_found_used_and_left_alone(machine: Path) -> None:
         with pytest.raises(InvalidRequest, match=r"belongs to (LM Studio|Ollama); delete it there"):
             store.remove(name)
         assert (folder_file := listed[name].path) is not None and folder_file.is_file()
+
+
+def test_what_nothing_ran_yet_is_described(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXO_HOME", str(machine / "exo"))
+    file = machine / ".lmstudio/models/lmstudio-community/Tiny-GGUF/Tiny-Q4_K_M.gguf"
+    for name in (str(file), "ollama/llama3.2:3b"):
+        assert main(["models", name]) == 0
+        said = capsys.readouterr()
+        assert "architecture   llama\n" in said.out
+        assert "tools          by convention" in said.out
+        assert said.err == ""
 
 
 def test_names_tell_quantizations() -> None:
