@@ -141,6 +141,13 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "free once the model is loaded)",
     )
     who.add_argument(
+        "--standby",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep layers next to this node's own in memory that nobody needs, so that answers go "
+        "on sooner when another node is lost (default: yes)",
+    )
+    who.add_argument(
         "--preload",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -346,6 +353,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         models_folders=tuple(_folder(path) for path in args.models_dir),
+        standby=args.standby,
         serving=ServingRules(
             request_timeout_s=args.request_timeout,
             rejoin_wait_s=args.rejoin_wait,

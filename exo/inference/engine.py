@@ -83,6 +83,11 @@ class InferenceEngine(ABC):
         """
         await self._begin("load", partial(self._load, shard, path, on_progress))
 
+    async def stand_by(self, shard: Shard, path: Path) -> None:
+        """Read the shard's tensors, so that to load one with the same layers takes no time; it
+        computes nothing itself, and is given back by `unload`. Raises what `load` raises."""
+        await self._begin("stand_by", partial(self._hold, shard, path))
+
     async def unload(self, shard: Shard) -> None:
         """Give back the memory of a shard no live plan needs."""
         await self._begin("unload", partial(self.unload_shard, shard))
@@ -145,6 +150,10 @@ class InferenceEngine(ABC):
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         """See `load`."""
 
+    def hold_shard(self, shard: Shard, path: Path) -> None:
+        """See `stand_by`."""
+        self.load_shard(shard, path, lambda done, total: None)
+
     @abstractmethod
     def unload_shard(self, shard: Shard) -> None:
         """See `unload`."""
@@ -204,6 +213,15 @@ class InferenceEngine(ABC):
         return int(free_memory(accelerator) * CACHE_MEMORY_SHARE)
 
     def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
+        self._check_here(shard, path)
+        self.load_shard(shard, path, on_progress)
+        self._paths[shard.model_id] = path
+
+    def _hold(self, shard: Shard, path: Path) -> None:
+        self._check_here(shard, path)
+        self.hold_shard(shard, path)
+
+    def _check_here(self, shard: Shard, path: Path) -> None:
         if (absent := absent_tensors(path)) and (
             missing := absent & self.tensors_of_shard(shard, path)
         ):
@@ -211,8 +229,6 @@ class InferenceEngine(ABC):
                 f"{shard} needs {min(missing)} and {len(missing) - 1} more tensors that are "
                 "not on this machine"
             )
-        self.load_shard(shard, path, on_progress)
-        self._paths[shard.model_id] = path
 
     def _step(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None

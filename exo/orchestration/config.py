@@ -58,6 +58,7 @@ class NodeConfig:
     heartbeat_interval_s: float = 0.5
     heartbeat_timeout_s: float = 1.4
     announce_interval_s: float = 1.0
+    standby: bool = True  # layers next to its own in memory that nobody needs
     serving: ServingRules = field(default_factory=ServingRules)
 
     @property

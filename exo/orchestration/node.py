@@ -48,6 +48,7 @@ from exo.orchestration.planning.keeper import PlanKeeper
 from exo.orchestration.planning.planner import Member
 from exo.orchestration.serving.reports import Reports
 from exo.orchestration.serving.rings import Rings
+from exo.orchestration.serving.standby import Standby
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.partitioning import Partition
@@ -127,6 +128,7 @@ class StandardNode(NodeHandler):
             self.ensure_plan,
             self.usage,
         )
+        self._standby = Standby(config.node_id, self.rings, engine, lambda: self._own.free_bytes())
         self._own = OwnShards(
             config,
             engine,
@@ -135,6 +137,7 @@ class StandardNode(NodeHandler):
             self.activity,
             self.membership,
             self._keeper.check_not_stale,
+            self._standby,
         )
         self._changed = asyncio.Condition()
         self._tasks = TaskOwner(f"node {config.node_id}")
@@ -153,6 +156,8 @@ class StandardNode(NodeHandler):
         now = asyncio.get_running_loop().time
         self.membership.start(port, News(self._urgent_news, self._usual_news, now))
         self._keeper.start()
+        if self.config.standby:
+            self._standby.start()
         await self._discovery.start(self.membership, self.port)
         self._tasks.background(self._network.follow(self._use), "network")
         logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
@@ -179,6 +184,7 @@ class StandardNode(NodeHandler):
         await self._tasks.close()
         await self._discovery.stop()
         await self._keeper.close()
+        await self._standby.close()
         await self.rings.close()
         await self.membership.stop()
         await self._server.stop()
@@ -238,6 +244,7 @@ class StandardNode(NodeHandler):
             "sequences": self.rings.sequence_count,
             "places": sorted(plan.hash for plan in self.rings.plans),
             "shards": sorted(map(str, self.rings.shards)),
+            "standby": sorted(map(str, self.rings.standby)),
             "epoch": self._keeper.epoch,
             "discovery": self._discovery.status(),
         }

@@ -15,6 +15,7 @@ from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.membership.membership import Membership
 from exo.orchestration.serving.rings import Rings
+from exo.orchestration.serving.standby import Standby
 from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
 from exo.topology.placement import STEP_S, NodePace
@@ -34,6 +35,7 @@ class OwnShards:
         activity: Activity,
         membership: Membership,
         check_not_stale: Callable[[RingPlan], None],
+        standby: Standby,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -42,6 +44,7 @@ class OwnShards:
         self._activity = activity
         self._membership = membership
         self._check_not_stale = check_not_stale
+        self._standby = standby
         self._capabilities = probe(config.memory_bytes)
         self._probed_at = time.monotonic()
 
@@ -53,6 +56,12 @@ class OwnShards:
             self._capabilities = refreshed(self._capabilities)
         return self._capabilities
 
+    def free_bytes(self) -> int:
+        """What models may still take here."""
+        if self._config.memory_bytes is not None:
+            return max(0, self._config.memory_bytes - sum(self._rings.held_bytes().values()))
+        return self.capabilities().memory_available_bytes
+
     async def prepare(
         self, model_id: str, on_progress: OnProgress, *, renew: bool = False
     ) -> Prepared:
@@ -63,6 +72,7 @@ class OwnShards:
             description = await self._files.bring(model_id, on_progress)
         else:
             _, description = await self._files.describe(model_id, on_progress)
+        await self._standby.make_way(model_id)
         held = self._rings.held_bytes()
         own = held.pop(model_id, 0)
         if self._config.memory_bytes is not None:

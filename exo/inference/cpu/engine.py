@@ -90,6 +90,13 @@ class CPUEngine(InferenceEngine):
         finally:
             self._forget_unused(shard.model_id)
 
+    def hold_shard(self, shard: Shard, path: Path) -> None:
+        if any(other.model_id == shard.model_id for other in self._on_mlx):
+            self._mlx.hold_shard(shard, path)
+            self._on_mlx.add(shard)
+        else:
+            super().hold_shard(shard, path)
+
     def unload_shard(self, shard: Shard) -> None:
         if shard in self._on_mlx:
             self._on_mlx.discard(shard)

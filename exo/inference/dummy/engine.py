@@ -110,6 +110,9 @@ class DummyEngine(InferenceEngine):
             on_progress(done * LAYER_BYTES, shard.layer_count * LAYER_BYTES)
             time.sleep(self._faults.load_delay / (shard.layer_count + 1))
 
+    def hold_shard(self, shard: Shard, path: Path) -> None:
+        """There is nothing to read."""
+
     def unload_shard(self, shard: Shard) -> None:
         self._caches = {key: kept for key, kept in self._caches.items() if key[0] != shard}
 

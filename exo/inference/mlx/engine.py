@@ -126,15 +126,7 @@ class MLXEngine(InferenceEngine):
         return names
 
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
-        loaded = self._loaded.get(shard.model_id)
-        if loaded is None:
-            loaded = self._loaded[shard.model_id] = _Loaded(self._cut_model(path))
-        else:
-            loaded.model.reopen(path, loaded.in_memory)
-        wanted = set(range(shard.start_layer, shard.end_layer))
-        missing = sorted(wanted - loaded.in_memory)
-        loaded.shards.add(shard)
-        loaded.in_memory |= wanted
+        loaded, missing = self._begun(shard, path)
         try:
             self._read_layers(loaded.model, missing, on_progress)
             page_bytes = self._read_the_rest(shard, loaded.model)
@@ -147,6 +139,27 @@ class MLXEngine(InferenceEngine):
         except BaseException:
             self.unload_shard(shard)
             raise
+
+    def hold_shard(self, shard: Shard, path: Path) -> None:
+        loaded, missing = self._begun(shard, path)
+        try:
+            self._read_layers(loaded.model, missing, lambda done, total: None)
+        except BaseException:
+            self.unload_shard(shard)
+            raise
+
+    def _begun(self, shard: Shard, path: Path) -> tuple[_Loaded, list[int]]:
+        """The shard's model, and which of its layers are to be read."""
+        loaded = self._loaded.get(shard.model_id)
+        if loaded is None:
+            loaded = self._loaded[shard.model_id] = _Loaded(self._cut_model(path))
+        else:
+            loaded.model.reopen(path, loaded.in_memory)
+        wanted = set(range(shard.start_layer, shard.end_layer))
+        missing = sorted(wanted - loaded.in_memory)
+        loaded.shards.add(shard)
+        loaded.in_memory |= wanted
+        return loaded, missing
 
     def _read_layers(self, model: CutModel, missing: list[int], on_progress: OnProgress) -> None:
         total = sum(model.parameter_bytes(index) for index in missing)

@@ -53,7 +53,9 @@ class Rings:
         self._ranks: dict[str, Rank] = {}
         self._schedulers: dict[str, Scheduler] = {}
         self._shards: set[Shard] = set()
+        self._standby: set[Shard] = set()
         self._descriptions: dict[str, ModelDescription] = {}  # of models with shards here
+        self._paths: dict[str, Path] = {}  # of their files
         self._load_lock = asyncio.Lock()
         self._tasks = TaskOwner(f"rings of {node_id}")
 
@@ -88,6 +90,11 @@ class Rings:
         return frozenset(self._shards)
 
     @property
+    def standby(self) -> frozenset[Shard]:
+        """Layers in the engine's memory that no plan needs now, one a shard."""
+        return frozenset(self._standby)
+
+    @property
     def sequence_count(self) -> int:
         """Sequences of the plans this node heads."""
         return sum(scheduler.sequence_count for scheduler in self._schedulers.values())
@@ -97,10 +104,14 @@ class Rings:
         """Of the plans this node heads."""
         return list(self._schedulers.values())
 
+    def description_of(self, model_id: str) -> ModelDescription:
+        """Of a model with a shard here."""
+        return self._descriptions[model_id]
+
     def held_bytes(self) -> dict[str, int]:
         """By model the memory that its shards here take."""
         by_model: dict[str, set[Shard]] = defaultdict(set)
-        for shard in self._shards:
+        for shard in self._shards | self._standby:
             by_model[shard.model_id].add(shard)
         return {name: self._descriptions[name].bytes_of(s) for name, s in by_model.items()}
 
@@ -130,21 +141,43 @@ class Rings:
         """
         async with self._load_lock:
             shard = plan.shard_of(self._node_id)
-            self._descriptions[plan.model_id] = description
+            self._descriptions[plan.model_id], self._paths[plan.model_id] = description, path
             if shard not in self._shards:
                 await self._load(shard, path, on_progress)
             if plan.hash not in self._ranks:
                 await self._take_place(plan)
 
+    async def stand_by(self, layer: Shard) -> None:
+        """Have a layer of a model with a place here in memory, too.
+
+        Raises:
+            EngineFailed: it could not be read.
+        """
+        async with self._load_lock:
+            if any(plan.model_id == layer.model_id for plan in self.plans):
+                await self._engine.stand_by(layer, self._paths[layer.model_id])
+                self._standby.add(layer)
+
+    async def give_back(self, layer: Shard) -> None:
+        """Its memory is needed, or it is not any more."""
+        async with self._load_lock:
+            if layer in self._standby:
+                self._standby.discard(layer)
+                await self._engine.unload(layer)
+
     async def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         loop = asyncio.get_running_loop()
+        read = 0
 
         def report(done: int, total: int) -> None:
+            nonlocal read
+            read = total
             progress = Progress("loading", str(shard), done, total, self._node_id)
             loop.call_soon_threadsafe(on_progress, progress)
 
         logger.info("loading %s", shard)
         await self._engine.load(shard, path, report)
+        logger.info("%s is loaded, of which %d bytes were read", shard, read)
         self._shards.add(shard)
 
     async def _take_place(self, plan: RingPlan) -> None:
@@ -263,6 +296,10 @@ class Rings:
                 if shard.model_id == model_id:
                     self._shards.discard(shard)
                     await self._engine.unload(shard)
+            if not any(shard.model_id == model_id for shard in used):
+                for layer in [one for one in self._standby if one.model_id == model_id]:
+                    self._standby.discard(layer)
+                    await self._engine.unload(layer)
 
     async def close(self) -> None:
         leaving = PeerUnavailable(f"node {self._node_id} is shutting down")
