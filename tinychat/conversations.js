@@ -75,6 +75,11 @@ export function path(conversation) {
   return found;
 }
 
+// The messages before one, from the first.
+export function before(conversation, message) {
+  return path({ ...conversation, head: message.parent });
+}
+
 // Messages in the same place as this one, in the order they came.
 export function siblings(conversation, message) {
   return Object.values(conversation.messages).filter(

@@ -6,6 +6,7 @@ import { ClusterView } from "./cluster.js";
 import { Commands } from "./commands.js";
 import * as kept from "./conversations.js";
 import { button, download, element, make } from "./dom.js";
+import { Draft } from "./draft.js";
 import { listen } from "./live.js";
 import { Models } from "./models.js";
 import { asRequest, Settings } from "./settings.js";
@@ -19,13 +20,14 @@ const SAVE_MS = 150;
 const LARGEST_FILE = 512 * 1024;
 
 const page = Object.fromEntries(
-  "model cluster picture nodes messages welcome composer input send stop clear commands list search settings export import attach files aside menu said"
+  "model cluster picture nodes messages welcome composer input send stop clear commands list search settings export import attach files aside menu said draft"
     .split(" ")
     .map((id) => [id, element(id)]),
 );
 
 let conversation = kept.begun();
 let conversations = [];
+let loaded = []; // ids of the models that are
 let streaming = null; // AbortController of the answer under way
 let editing = null; // the message whose new branch is written
 
@@ -88,6 +90,21 @@ function turnTo(each) {
   drawList();
   document.body.classList.remove("menu");
   location.hash = each.id;
+}
+
+// #conversation, or #conversation/message.
+function openLinked() {
+  const [id, at] = location.hash.slice(1).split("/");
+  const linked = conversations.find((each) => each.id === id);
+  if (!linked) return;
+  const message = linked.messages[at];
+  if (streaming && linked.id === conversation.id) return; // the answer goes on
+  if (message && !kept.path(linked).includes(message)) kept.show(linked, message);
+  if (linked.id !== conversation.id || message) turnTo(linked);
+  if (message) {
+    transcript.reveal(message);
+    history.replaceState(null, "", `#${id}/${at}`);
+  }
 }
 
 function begin() {
@@ -274,7 +291,16 @@ page.input.addEventListener("keydown", (event) => {
 function fit() {
   page.input.style.height = "auto";
   page.input.style.height = page.input.value ? `${page.input.scrollHeight + 2}px` : "";
+  draft.changed();
 }
+
+const draft = new Draft(page.draft, () => {
+  const content = page.input.value.trim();
+  if (!content || content.startsWith("/") || !loaded.includes(page.model.value)) return null;
+  const before = editing ? kept.before(conversation, editing) : kept.path(conversation);
+  const said = [...before, { role: "user", content }].map(({ role, content: text }) => ({ role, content: text }));
+  return { model: page.model.value, messages: asRequest(conversation, said).messages };
+});
 
 page.input.addEventListener("input", fit);
 page.stop.addEventListener("click", () => streaming?.abort());
@@ -301,6 +327,11 @@ async function attach(files) {
 
 page.attach.addEventListener("click", () => page.files.click());
 page.files.addEventListener("change", () => attach(page.files.files).then(() => (page.files.value = "")));
+page.input.addEventListener("paste", (event) => {
+  if (!event.clipboardData.files.length) return;
+  event.preventDefault();
+  attach(event.clipboardData.files);
+});
 document.addEventListener("dragover", (event) => event.preventDefault());
 document.addEventListener("drop", (event) => {
   event.preventDefault();
@@ -327,6 +358,7 @@ page.import.addEventListener("change", async () => {
 async function listModels(nodes) {
   const { data } = await getJson("/v1/models");
   const chosen = page.model.value || localStorage.getItem(MODEL);
+  loaded = data.filter(({ ready }) => ready).map(({ id }) => id);
   page.model.replaceChildren(...data.map(({ id, name }) => new Option(name, id)));
   if (data.some(({ id }) => id === chosen)) page.model.value = chosen;
   const chips = nodes.map((n) => n.capabilities?.chip ?? n.node_id);
@@ -353,7 +385,7 @@ page.settings.addEventListener("click", async () => {
 
 await kept.adoptEarlier();
 await listConversations();
-const linked = conversations.find(({ id }) => `#${id}` === location.hash);
-if (linked) turnTo(linked);
+openLinked();
+addEventListener("hashchange", openLinked);
 view.watch();
 await listen();

@@ -46,6 +46,13 @@ export class Transcript {
     return drawn;
   }
 
+  // Brings a message into view that is among those shown, or before them.
+  reveal(message) {
+    const drawn = () => this.#scroller.querySelector(`[data-message="${CSS.escape(message.id)}"]`);
+    for (let more; !drawn() && (more = this.#scroller.querySelector(".earlier")); ) more.click();
+    drawn()?.scrollIntoView({ block: "start" });
+  }
+
   // Draws a message at the end; where its text goes, and what keeps that in view.
   add(conversation, message) {
     this.#welcome.hidden = true;
@@ -59,6 +66,7 @@ export class Transcript {
   #article(conversation, message) {
     const body = make("div", { className: "body" });
     const element = make("article", { className: `message ${message.role}` }, body);
+    element.dataset.message = message.id;
     if (message.role === "user") body.textContent = message.content;
     else {
       if (message.thoughts) element.prepend(folded(message.thoughts));
@@ -113,6 +121,8 @@ export class Transcript {
       }
       if (message.stats) foot.append(make("span", { className: "stats", textContent: inWords(message.stats) }));
     }
+    const link = { href: `#${conversation.id}/${message.id}`, title: t("link to this message") };
+    foot.append(make("a", { ...link, "aria-label": link.title, textContent: "#" }));
     return foot;
   }
 }

@@ -205,7 +205,14 @@ class Chat:
 
     async def tokenizer(self, model_id: str, on_progress: OnProgress) -> Tokenizer:
         """A model's. Raises ModelNotFound where nobody has the model."""
-        return (await self._load(model_id, on_progress))[1].tokenizer
+        return (await self.tokenizer_and_context(model_id, on_progress))[0]
+
+    async def tokenizer_and_context(
+        self, model_id: str, on_progress: OnProgress
+    ) -> tuple[Tokenizer, int]:
+        """With how many tokens fit its context. Raises ModelNotFound where nobody has the model."""
+        description, loaded = await self._load(model_id, on_progress)
+        return loaded.tokenizer, description.context_length
 
     async def embed(
         self, model_id: str, inputs: Sequence[str | tuple[int, ...]], on_progress: OnProgress

@@ -416,6 +416,42 @@ async def test_nodes_come_and_go_and_the_page_comes_back(page: Page, c: Cluster)
     await expect(page.locator("#cluster")).to_contain_text("2 nodes", timeout=30_000)
 
 
+async def test_a_message_has_a_link(page: Page) -> None:
+    for text in ("first", "second"):
+        await ask(page, text)
+        await said(page)
+        await page.click("#stop")
+        await expect(page.locator("#send")).to_be_visible()
+    link = page.locator(".user", has_text="first").get_by_label("link to this message")
+    address = await link.evaluate("a => a.href")
+    await page.click("#clear")
+    await expect(page.locator(".message")).to_have_count(0)
+    await page.goto(address)
+    await expect(page.locator(".message")).to_have_count(4)
+    await expect(page.locator(".user", has_text="first")).to_be_in_viewport()
+
+
+async def test_a_draft_is_counted(page: Page) -> None:
+    await page.fill("#input", "hello")
+    await expect(page.locator("#draft")).to_have_text(re.compile(r"\d+ of [\d,]+ tokens"))
+    few = await page.locator("#draft").text_content()
+    await page.fill("#input", "hello " * 50)
+    await expect(page.locator("#draft")).not_to_have_text(few or "")
+    await page.fill("#input", "")
+    await expect(page.locator("#draft")).to_be_hidden()
+
+
+async def test_a_pasted_file_is_attached(page: Page) -> None:
+    await page.locator("#input").evaluate(
+        """input => {
+            const clipboardData = new DataTransfer();
+            clipboardData.items.add(new File(["print(1)"], "one.py"));
+            input.dispatchEvent(new ClipboardEvent("paste", { clipboardData }));
+        }"""
+    )
+    await expect(page.locator("#input")).to_have_value(re.compile("one.py:\n```\nprint"))
+
+
 async def test_a_conversation_has_its_own_settings(page: Page) -> None:
     await page.click("#settings")
     await page.fill("[name=system]", "Be brief.")

@@ -101,7 +101,7 @@ class OpenAIModels:
         resolve(model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("expected either a prompt or messages", param="prompt")
-        tokenizer = await self._chat.tokenizer(model, unheard)
+        tokenizer, context = await self._chat.tokenizer_and_context(model, unheard)
         if body.messages is not None:
             chat = ChatBody(model=model, messages=body.messages)
             request = chat_request(chat, ChatDefaults())
@@ -111,7 +111,8 @@ class OpenAIModels:
         else:
             tokens = tokenizer.encode(body.prompt or "")
         texts = [tokenizer.token_text(i) for i in tokens] if body.return_token_strs else None
-        return web.json_response({"count": len(tokens), "tokens": tokens, "token_strs": texts})
+        counted = {"count": len(tokens), "max_model_len": context}
+        return web.json_response({**counted, "tokens": tokens, "token_strs": texts})
 
     async def detokenize(self, http: web.Request) -> web.Response:
         body = await read_body(http, DetokenizeBody)
