@@ -40,6 +40,10 @@ def bits(answer: dict[str, Any]) -> list[tuple[str, float]]:
     return [(entry["token"], entry["logprob"]) for entry in found]
 
 
+def cached_tokens(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
 async def leave(node: ExoProcess, chat: list[dict[str, str]], after_s: float) -> None:
     """A client that asks and goes away."""
     task = asyncio.ensure_future(asked(node, chat, max_tokens=500))
@@ -76,6 +80,7 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
             await asked(first, chat, cache_prompt=False, **how)
             for chat, how in zip(some, sampled, strict=True)
         ]
+        cached: list[int] = []
         for turn in range(2):
             nodes_of = [c.nodes[f"n{i % nodes}"] for i in range(len(some))]
             leaving = [leave(first, rng.choice(some), rng.uniform(0.05, 1)) for _ in range(4)]
@@ -85,6 +90,7 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
             ]
             answers = (await asyncio.gather(*together, *leaving))[: len(some)]
             assert list(map(bits, answers)) == list(map(bits, solo)), turn
+            cached += map(cached_tokens, answers)
         more = [
             [*chat, answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
             for chat, answer in zip(some, solo, strict=True)
@@ -92,7 +98,8 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
         solo = [await asked(first, chat, cache_prompt=False) for chat in more]
         answers = await asyncio.gather(*(asked(first, chat) for chat in more))
         assert list(map(bits, answers)) == list(map(bits, solo))
-        cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+        cached += map(cached_tokens, answers)
+        # Of all rounds: with room for two chats, who finds what in one is a matter of time.
         assert sum(cached) > 500, cached
         assert await counted(first, "accepted_tokens") > 20
         # Let in for their short prompts; no two of them can come to their ends together.
