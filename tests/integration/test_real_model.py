@@ -87,7 +87,7 @@ async def test_a_nodes_memory_is_its_share(
         folder.mkdir()
         async with cluster(folder, exo_home) as c:
             for i in range(nodes):
-                c.add(f"n{i}", "--memory", "2GB", engine="mlx", DEBUG="1")
+                c.add(f"n{i}", "--memory", "2GB", "--no-standby", engine="mlx", DEBUG="1")
             await c.together()
             before = resident(c)
             await c.nodes["n0"].chat("Hi", MODEL, max_tokens=1)
