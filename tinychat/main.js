@@ -82,14 +82,15 @@ async function keep(each = conversation) {
   await listConversations();
 }
 
-function turnTo(each) {
+// `at`: the message that the address names, too.
+function turnTo(each, at = null) {
   streaming?.abort();
   editing = null;
   conversation = each;
   transcript.show(conversation);
   drawList();
   document.body.classList.remove("menu");
-  location.hash = each.id;
+  location.hash = at ? `${each.id}/${at.id}` : each.id;
 }
 
 // #conversation, or #conversation/message.
@@ -100,11 +101,8 @@ function openLinked() {
   const message = linked.messages[at];
   if (streaming && linked.id === conversation.id) return; // the answer goes on
   if (message && !kept.path(linked).includes(message)) kept.show(linked, message);
-  if (linked.id !== conversation.id || message) turnTo(linked);
-  if (message) {
-    transcript.reveal(message);
-    history.replaceState(null, "", `#${id}/${at}`);
-  }
+  if (linked.id !== conversation.id || message) turnTo(linked, message);
+  if (message) transcript.reveal(message);
 }
 
 function begin() {
