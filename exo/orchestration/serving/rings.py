@@ -90,6 +90,11 @@ class Rings:
         return frozenset(self._shards)
 
     @property
+    def is_loading(self) -> bool:
+        """Whether a shard is being loaded or given back: what else is to be waits for it."""
+        return self._load_lock.locked()
+
+    @property
     def standby(self) -> frozenset[Shard]:
         """Layers in the engine's memory that no plan needs now, one a shard."""
         return frozenset(self._standby)

@@ -60,12 +60,13 @@ class Standby:
         await self._tasks.close()
 
     async def make_way(self, model_id: str) -> None:
-        """A model is placed: what is kept for others is free memory."""
+        """A model is placed: what is kept for others is free memory. While a shard is loaded, which
+        may take minutes, it stays: nobody waits for that here."""
         if all(plan.model_id != model_id for plan in self._rings.plans):
             self._not_before = asyncio.get_running_loop().time() + HOLD_OFF_S
         async with self._turn:  # a layer may be being read
             for shard in self._rings.standby:
-                if shard.model_id != model_id:
+                if shard.model_id != model_id and not self._rings.is_loading:
                     await self._rings.give_back(shard)
 
     async def _keep(self) -> None:
@@ -81,6 +82,8 @@ class Standby:
 
     async def _step(self) -> bool:
         """One layer more or fewer; False if all is as it should be."""
+        if self._rings.is_loading:
+            return False
         held = self._rings.standby
         serving = {plan.model_id: plan for plan in self._rings.plans if len(plan.members) > 1}
         # (Of a model whose ring has just broken all is kept: its next plan needs it.)
