@@ -7,7 +7,7 @@ const AGAIN_MS = 1000;
 const SILENT_MS = 15_000; // the node says something every few seconds
 
 const listeners = { progress: new Set(), cluster: new Set(), lost: new Set() };
-const last = { progress: new Map(), cluster: new Map(), lost: new Map() };
+const last = { progress: new Map(), cluster: new Map(), lost: new Map() }; // what was told
 
 // `heard` is called with what is known already, and with what comes. Returns how to stop that.
 // "progress": what a node does for a model; "cluster": the topology; "lost": no node answers.
@@ -18,7 +18,8 @@ export function on(kind, heard) {
 }
 
 function tell(kind, item) {
-  if (kind !== "lost") last[kind].set(`${item.node_id} ${item.model}`, item);
+  if (kind === "lost") last.progress.clear(); // all that is under way is told anew
+  else last[kind].set(`${item.node_id} ${item.model}`, item);
   for (const heard of listeners[kind]) heard(item);
 }
 
