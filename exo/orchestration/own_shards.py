@@ -18,7 +18,7 @@ from exo.orchestration.serving.rings import Rings
 from exo.orchestration.serving.standby import Standby
 from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities, probe, refreshed
-from exo.topology.placement import STEP_S, NodePace
+from exo.topology.placement import BARE_SHARE, NodePace, read_rate
 
 MEMORY_PROBE_S = 2.0
 
@@ -86,11 +86,11 @@ class OwnShards:
         """How fast this node decodes: as its steps say, of the largest shard that had any, else as
         its memory is read. A node that has heard no other measures nothing: it has no choice."""
         others, _ = self._membership.views()
-        rate, largest = (await self._engine.read_rate() if others else 0.0), 0
+        rate, largest = (BARE_SHARE * await self._engine.read_rate() if others else 0.0), 0
         for shard, seconds in list(self._engine.times.token_s.items()):
             weights = self._files.weights_bytes(shard)
             if weights > largest:
-                rate, largest = weights / max(1e-6, seconds - STEP_S), weights
+                rate, largest = read_rate(shard, weights, seconds), weights
         return NodePace(
             rate / max(1.0, self._engine.times.slowdown), self._membership.round_trips_s()
         )
@@ -115,6 +115,8 @@ class OwnShards:
 
         shard = plan.shard_of(self._config.node_id)
         path = await self._files.bring_shard(shard, path, on_progress)
+        if description.bytes_of((shard,)) > self.free_bytes():
+            await self._rings.unload_what_no_plan_has(plan.model_id)
         try:
             await watched(
                 lambda moves: self._rings.join(plan, description, path, moves),

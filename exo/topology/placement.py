@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from exo.errors import ModelTooLarge
-from exo.shard import RingMember
+from exo.shard import RingMember, Shard
 from exo.topology.partitioning import (
     ModelSizes,
     Partition,
@@ -30,8 +30,18 @@ move layers costs seconds and what is kept of chats."""
 STEP_S = 0.0004
 """What a member takes for a step beside reading weights: scheduling, sampling, Python."""
 
+LAYER_S = 0.00002
+"""What each layer takes beside reading weights: attention, norms, threads that wait for others."""
+
+BARE_SHARE = 0.78
+"""Of the rate at which bare products read weights, what decoding reaches between them."""
+
 HOP_S = 0.0001
 """What sending hidden states takes beside half a round trip."""
+
+HEARTBEAT_S = 0.001
+"""Of a heartbeat's round trip, what both sides' programs take: hidden states, on connections of
+their own, are not held up by these."""
 
 _SLOWER = "answers are faster without it"
 
@@ -67,11 +77,22 @@ def predicted_step_s(
         weights = sum(sizes.layers[shard.start_layer : shard.end_layer])
         weights -= sizes.kv_reserve * shard.layer_count
         weights += sizes.last if shard.is_last else 0
-        seconds += STEP_S + weights / pace.read_bytes_s
+        seconds += _beside_weights_s(shard) + weights / pace.read_bytes_s
         following = members[(index + 1) % len(members)].node_id
         if following != member.node_id:
-            seconds += HOP_S + pace.round_trips_s.get(following, 0.0) / 2
+            link_s = max(0.0, pace.round_trips_s.get(following, 0.0) - HEARTBEAT_S)
+            seconds += HOP_S + link_s / 2
     return seconds
+
+
+def read_rate(shard: Shard, weights: int, step_s: float) -> float:
+    """Bytes a second at which a node reads that takes so long for a step of one token through a
+    shard of so many bytes."""
+    return weights / max(1e-6, step_s - _beside_weights_s(shard))
+
+
+def _beside_weights_s(shard: Shard) -> float:
+    return STEP_S + LAYER_S * shard.layer_count
 
 
 def is_slower(reason: str) -> bool:
@@ -96,7 +117,9 @@ def place(
     strategy = RingMemoryWeightedPartitioningStrategy()
     known = all(paces.get(node, NodePace()).read_bytes_s > 0 for node in available_bytes)
     if rule is PartitionRule.MEMORY or not known:
-        return strategy.partition(model_id, dict(available_bytes), sizes)
+        by_memory = strategy.partition(model_id, dict(available_bytes), sizes)
+        seconds = predicted_step_s(by_memory.members, sizes, paces) if known else 0.0
+        return replace(by_memory, predicted_step_s=seconds)
     found = [
         replace(one, predicted_step_s=predicted_step_s(one.members, sizes, paces))
         for one in _candidates(strategy, model_id, available_bytes, sizes, paces, serving)

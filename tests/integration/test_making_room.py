@@ -122,3 +122,27 @@ async def test_real_models_take_turns_in_a_memory_that_holds_one(tmp_path: Path)
             said.append(await node.chat(model=name, max_tokens=6))
             assert (await loaded(c))["a"] == {name}
         assert said[:2] == said[2:] and said[0] != said[1]
+
+
+async def test_what_is_left_of_a_ring_that_broke_makes_room(tmp_path: Path) -> None:
+    """The large model needs both nodes, the small one all of one."""
+    names = {}
+    for name, layers in (("large", 8), ("small", 4)):
+        config = zoo.tiny_config("llama") | {"hidden_size": 256, "intermediate_size": 1024}
+        zoo.write_checkpoint("llama", tmp_path / name, config | {"num_hidden_layers": layers})
+        zoo.write_tokenizer(tmp_path / name)
+        names[name] = str(tmp_path / name)
+    async with cluster(tmp_path) as c:
+        for node in ("a", "b"):
+            c.add(node, "--memory", "18MB", "--rejoin-wait", "0", engine="cpu")
+        await c.together()
+        a = c.nodes["a"]
+        assert await a.chat(model=names["large"], max_tokens=2)
+        assert await loaded(c) == {"a": {names["large"]}, "b": {names["large"]}}
+        c.nodes.pop("b").kill()
+        await c.together("a")
+        with pytest.raises(ApiError) as refused:
+            await a.chat(model=names["large"], max_tokens=2)
+        assert refused.value.code == "model_too_large"
+        assert await a.chat(model=names["small"], max_tokens=2)
+        assert await loaded(c) == {"a": {names["small"]}}

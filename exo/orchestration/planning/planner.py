@@ -244,9 +244,12 @@ class Planner:
             making.reserved.clear()
 
     def _free(self, node_id: str, found: Prepared) -> Prepared:
-        """Without what shards of other models that are being loaded will take."""
+        """Without what shards of other models that are being loaded will take, and with what is
+        left there of models that nobody serves: a ring that broke, an unloading not heard of."""
         taken = sum(making.reserved.get(node_id, 0) for making in self._making.values())
-        return replace(found, memory_bytes=max(0, found.memory_bytes - taken))
+        needed = {plan.model_id for plan in self._published()} | self._making.keys()
+        left = sum(size for name, size in found.held_bytes.items() if name not in needed)
+        return replace(found, memory_bytes=max(0, found.memory_bytes + left - taken))
 
     async def _prepare(
         self, model_id: str, members: Mapping[str, Member], making: _Making

@@ -306,6 +306,14 @@ class Rings:
                     self._standby.discard(layer)
                     await self._engine.unload(layer)
 
+    async def unload_what_no_plan_has(self, wanted: str) -> None:
+        """Give back all of other models than the wanted one that have no place here: their ring
+        broke and was never made whole, or this node was not told that they were unloaded."""
+        having = {plan.model_id for plan in self.plans} | {wanted}
+        for model_id in {shard.model_id for shard in self._shards | self._standby} - having:
+            logger.info("%s is unloaded: no plan has it, and %s needs memory", model_id, wanted)
+            await self.unload_unused(model_id)
+
     async def close(self) -> None:
         leaving = PeerUnavailable(f"node {self._node_id} is shutting down")
         for scheduler in self._schedulers.values():

@@ -239,6 +239,17 @@ async def test_as_few_idle_models_are_unloaded_as_make_room_the_longest_idle_fir
     await made.close()
 
 
+async def test_what_is_left_of_models_that_nobody_serves_is_free_memory() -> None:
+    """8 GB of 12, of which 10 are held; once by a plan that serves."""
+    members = {"a": Told(described(), 12)}
+    plan = served("other", 10, None, members)
+    for published, fits in (({"other": plan}, False), ({}, True)):
+        made = planner(members, published)
+        with contextlib.nullcontext() if fits else pytest.raises(ModelTooLarge):
+            assert (await made.ensure("m", lambda p: None)).node_ids == ("a",)
+        await made.close()
+
+
 async def test_two_models_asked_for_at_once_are_not_given_the_same_memory() -> None:
     """8 GB each, of 12: the second is refused while the first is being loaded."""
     members = {"a": Told(described(), 12)}
