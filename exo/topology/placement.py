@@ -36,7 +36,7 @@ LAYER_S = 0.00002
 BARE_SHARE = 0.78
 """Of the rate at which bare products read weights, what decoding reaches between them."""
 
-HOP_S = 0.0001
+HOP_S = 0.00025
 """What sending hidden states takes beside half a round trip."""
 
 HEARTBEAT_S = 0.001
