@@ -85,6 +85,7 @@ async def _measure_engine(
 ) -> AsyncGenerator[dict[str, Any], None]:
     path = await _files(_model(args))
     engine = make_engine(args.inference_engine, threads, precise=args.precise)
+    engine.kv_bits = args.kv_bits
     try:
         benchmark, loaded = await EngineBenchmark.load(engine, _model(args), path, threads)
         yield loaded
@@ -253,6 +254,7 @@ async def _nodes(args: argparse.Namespace, count: int, threads: int) -> AsyncIte
                 command += ["--chatgpt-api-port", str(ports[i]), "--threads", str(threads)]
                 command += ["--inference-engine", args.inference_engine]
                 command += ["--precise"] if args.precise else []
+                command += ["--kv-bits", str(args.kv_bits)]
                 stack.enter_context(_process(command, logs[i], _cores_of(i, count, threads)))
             urls = [f"http://127.0.0.1:{port}" for port in ports]
             try:

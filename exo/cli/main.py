@@ -191,6 +191,9 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         "--inference-engine", default="auto", choices=("auto", "cpu", "mlx"), help="(default auto)"
     )
     command.add_argument("--precise", action="store_true", help="float activations")
+    command.add_argument(
+        "--kv-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)"
+    )
     for name, default, what in (
         ("--prefill", (128, 512, 2048), "lengths of prompts"),
         ("--decode", (16, 512, 2048), "tokens of context to decode at"),

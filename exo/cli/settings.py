@@ -141,6 +141,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "free once the model is loaded)",
     )
     who.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=(16, 8),
+        default=16,
+        help="8: keys and values in the KV cache as bytes, for nearly twice the context in the "
+        "same memory (default: 16)",
+    )
+    who.add_argument(
         "--standby",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -352,6 +360,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         wire=Wire(args.wire),
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
+        kv_bits=args.kv_bits,
         models_folders=tuple(_folder(path) for path in args.models_dir),
         standby=args.standby,
         serving=ServingRules(

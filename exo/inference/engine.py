@@ -51,6 +51,8 @@ class InferenceEngine(ABC):
         self._constrained = ConstrainedAnswers(self.tokenizer_of)
         self.kv_memory: int | None = None
         """Bytes for the KV cache of a shard; None: half of what is free once it is loaded."""
+        self.kv_bits = 16
+        """Of a key or value in the KV cache, where it can be so: 16 or 8."""
         self.busy_s = 0.0
         """Seconds in which steps were computed."""
         self.times = StepTimes()

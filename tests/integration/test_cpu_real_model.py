@@ -149,6 +149,18 @@ async def test_fewer_bytes_on_the_wire_change_answers_little(
     assert kl < 0.002 and same >= 0.95, (kl, same)
 
 
+async def test_a_cache_of_eight_bits_changes_answers_little(
+    checkpoint: Path, pieces: npt.NDArray[np.int32]
+) -> None:
+    """Against the cache of 16 bits; docs/benchmarks.md has what it is for all pieces."""
+    few = pieces[:4]
+    exact = await every_position([CPUEngine()], [], checkpoint, few)
+    engine = CPUEngine()
+    engine.kv_bits = 8
+    kl, same = divergence(await every_position([engine], [], checkpoint, few), exact)
+    assert 0 < kl < 0.002 and same >= 0.95, (kl, same)
+
+
 QUESTION = "Name three primary colours."
 
 

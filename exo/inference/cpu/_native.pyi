@@ -187,7 +187,7 @@ class Spec:
     groups_per_token: int
     judged_per_group: int
     precise: bool
-    float32_cache: bool
+    kv_bits: int
     cache_limit_bytes: int
 
 class Slice:

@@ -52,7 +52,7 @@ class CPUEngine(InferenceEngine):
         from exo.inference.mlx.engine import MLXEngine
 
         engine = MLXEngine(packed_linears=not self._precise)
-        engine.kv_memory = self.kv_memory
+        engine.kv_memory, engine.kv_bits = self.kv_memory, self.kv_bits
         return engine
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
@@ -86,6 +86,7 @@ class CPUEngine(InferenceEngine):
                 shard.end_layer,
                 on_progress,
                 precise=self._precise,
+                kv_bits=self.kv_bits,
                 cache_limit=lambda: self.cache_bytes("cpu"),
             )
         finally:

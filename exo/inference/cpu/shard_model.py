@@ -51,6 +51,7 @@ class CheckpointModel:
         on_progress: Callable[[int, int], None],
         *,
         precise: bool,
+        kv_bits: int = 16,
         cache_limit: Callable[[], int],
     ) -> native.Model:
         """The shard of layers [start, end), reading and packing what is not in memory yet.
@@ -78,7 +79,7 @@ class CheckpointModel:
             for module in self._outer_modules(start, end):
                 if module not in self._matrices:
                     self._matrices[module] = packer.matrix(module)
-            model = native.Model(self._spec(precise, cache_limit()))
+            model = native.Model(self._spec(precise, kv_bits, cache_limit()))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
@@ -136,7 +137,7 @@ class CheckpointModel:
         has_bias = self.architecture.family.layer_norm and "model.norm.bias" in checkpoint
         return ["model.norm.weight", *(["model.norm.bias"] if has_bias else [])]
 
-    def _spec(self, precise: bool, cache_limit_bytes: int) -> native.Spec:
+    def _spec(self, precise: bool, kv_bits: int, cache_limit_bytes: int) -> native.Spec:
         arch = self.architecture
         spec = native.Spec()
         spec.hidden, spec.heads = arch.hidden, arch.heads
@@ -157,7 +158,7 @@ class CheckpointModel:
         spec.judged_per_group = judged
         spec.precise = precise
         # Where all else is float32, a float16 cache would be what is inexact.
-        spec.float32_cache = precise or self.is_float32
+        spec.kv_bits = 32 if precise or (self.is_float32 and kv_bits == 16) else kv_bits
         spec.cache_limit_bytes = cache_limit_bytes
         return spec
 

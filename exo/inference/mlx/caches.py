@@ -20,15 +20,37 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+KV_GROUP = 64
+"""Values along a head that share a scale where a cache keeps bytes."""
+
+
+def in_bytes(caches: list[Any]) -> list[Any]:
+    """Fresh caches, of which those that grow with every token keep keys and values as bytes, with a
+    scale and an offset for each KV_GROUP of them. Windows and states stay what they are."""
+    from mlx_lm.models.cache import QuantizedKVCache  # slow to import, see MLXEngine
+
+    found: list[Any] = []
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            cache.caches = tuple(in_bytes(list(cache.caches)))
+        found.append(QuantizedKVCache(KV_GROUP, 8) if _grows(cache) else cache)
+    return found
+
+
+def _grows(cache: Any) -> bool:
+    """Whether it is mlx-lm's plain cache, of which any number of tokens can be taken back."""
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache  # slow to import, see MLXEngine
+
+    return type(cache) in (KVCache, QuantizedKVCache)
+
+
 def advance(cache: Any, tokens: int) -> None:
     """Count `tokens` in the cache of a layer that runs elsewhere.
 
     Models take masks and positions from the cache of whichever layer they please, so the offset
     of every cache must be right, whoever holds its keys.
     """
-    from mlx_lm.models.cache import KVCache  # slow to import, see MLXEngine
-
-    if type(cache) is KVCache:
+    if _grows(cache):
         cache.offset += tokens
     elif hasattr(cache, "update_and_fetch"):
         # One feature wide: any cache type then keeps its own books on offset and window.
@@ -96,7 +118,7 @@ def truncate(caches: Any, tokens: int) -> bool:
 
 def moment(caches: Any) -> list[Any]:
     """What cannot be cut back, as it is now; None for each cache that can."""
-    return [None if _can_always_trim(leaf) else copied(leaf) for leaf in leaves(caches)]
+    return [None if _grows(leaf) else copied(leaf) for leaf in leaves(caches)]
 
 
 def return_to(caches: Any, kept: list[Any], tokens: int) -> None:
@@ -110,14 +132,8 @@ def return_to(caches: Any, kept: list[Any], tokens: int) -> None:
 
 def state_bytes(caches: Any) -> int:
     """What a moment takes."""
-    kept = [leaf for leaf in leaves(caches) if not _can_always_trim(leaf)]
+    kept = [leaf for leaf in leaves(caches) if not _grows(leaf)]
     return sum(array.nbytes for array in arrays(kept))
-
-
-def _can_always_trim(cache: Any) -> bool:
-    from mlx_lm.models.cache import KVCache  # slow to import, see MLXEngine
-
-    return type(cache) is KVCache
 
 
 def arrays(caches: Any) -> list[mx.array]:

@@ -130,6 +130,8 @@ class CutModel:
         self._dtype = dtype
         self._absent = absent_tensors(path) if absent is None else absent
         self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
+        self.kv_bits = 16
+        """Of the keys and values in new caches: 8, or those that the model computes with."""
         self.model, self.config = self.build()
         found = getattr(self.model, "layers", None)
         if not found:
@@ -205,7 +207,8 @@ class CutModel:
         return first.removesuffix("0")
 
     def new_caches(self) -> list[Any]:
-        return list(make_prompt_cache(self.model))
+        caches = list(make_prompt_cache(self.model))
+        return kv.in_bytes(caches) if self.kv_bits == 8 else caches
 
     def forward(
         self,

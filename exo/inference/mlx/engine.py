@@ -51,6 +51,10 @@ PROBED_COLUMNS = {True: 1024, False: 16384}
 """Of the matrix by which the rate is measured, on a CPU and on a GPU: more than caches hold, or
 little enough for a moment."""
 
+_CANNOT = (ValueError, TypeError, AttributeError, IndexError, RuntimeError)
+"""What mlx-lm's classes raise where they cannot compute with keys and values of 8 bits: for heads
+that are no multiple of 64 wide, and where they look into them themselves."""
+
 KV_STEP = 256
 """Tokens for which mlx-lm's caches take memory at a time."""
 
@@ -129,7 +133,7 @@ class MLXEngine(InferenceEngine):
         loaded, missing = self._begun(shard, path)
         try:
             self._read_layers(loaded.model, missing, on_progress)
-            page_bytes = self._read_the_rest(shard, loaded.model)
+            page_bytes = self._page_bytes(shard, loaded.model)
             loaded.page_bytes[shard] = page_bytes
             on_host = self._on_cpu or mx.metal.is_available()
             loaded.cache_pages[shard] = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
@@ -153,6 +157,7 @@ class MLXEngine(InferenceEngine):
         loaded = self._loaded.get(shard.model_id)
         if loaded is None:
             loaded = self._loaded[shard.model_id] = _Loaded(self._cut_model(path))
+            loaded.model.kv_bits = self.kv_bits
         else:
             loaded.model.reopen(path, loaded.in_memory)
         wanted = set(range(shard.start_layer, shard.end_layer))
@@ -192,6 +197,18 @@ class MLXEngine(InferenceEngine):
             logger.info("weights stay packed: %d bytes as float32, %d free", need, free)
             return False
         return True
+
+    def _page_bytes(self, shard: Shard, model: CutModel) -> int:
+        """That a page of its KV cache takes. Keys and values are kept as bytes where that is wished
+        and where mlx-lm's class can compute with such."""
+        try:
+            return self._read_the_rest(shard, model)
+        except _CANNOT as error:
+            if model.kv_bits != 8:
+                raise
+            logger.warning("%s keeps 16 bits in its KV cache: %s", shard.model_id, error)
+            model.kv_bits = 16
+            return self._read_the_rest(shard, model)
 
     def _read_the_rest(self, shard: Shard, model: CutModel) -> int:
         """A first token brings in what of embedding, norms and head this shard uses. The bytes that

@@ -31,13 +31,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def model_of(folder: Path, precise: bool) -> native.Model:
+def model_of(folder: Path, precise: bool, kv_bits: int = 16) -> native.Model:
     checkpoint = CheckpointModel(folder)
     return checkpoint.build(
         0,
         checkpoint.architecture.n_layers,
         lambda done, total: None,
         precise=precise,
+        kv_bits=kv_bits,
         cache_limit=lambda: 1 << 30,
     )
 
@@ -88,8 +89,8 @@ def test_logits_are_the_same_bits_in_every_schedule(
 ) -> None:
     native.choose_isa(isa)
     try:
-        for precise in (False, True):
-            model = model_of(folders[kind], precise)
+        for precise, kv_bits in ((False, 16), (True, 16), (False, 8)):
+            model = model_of(folders[kind], precise, kv_bits)
             rng = np.random.default_rng(0)
             prompts = [
                 rng.integers(0, zoo.VOCABULARY, n + DECODED).astype(np.int32) for n in LENGTHS
@@ -108,9 +109,12 @@ def test_logits_are_the_same_bits_in_every_schedule(
         native.choose_isa("")
 
 
+@pytest.mark.parametrize("kv_bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_taken_over_has_the_same_bits(kind: str, folders: dict[str, Path]) -> None:
-    model = model_of(folders[kind], False)
+def test_what_is_taken_over_has_the_same_bits(
+    kind: str, kv_bits: int, folders: dict[str, Path]
+) -> None:
+    model = model_of(folders[kind], False, kv_bits)
     rng = np.random.default_rng(0)
     source, other = (rng.integers(0, zoo.VOCABULARY, 306).astype(np.int32) for _ in range(2))
     for shared in (1, 63, 64, 65, 200, 299):

@@ -163,6 +163,29 @@ def test_the_kv_cache_is_as_large_as_what_is_in_it(tiny: Path) -> None:
     assert (model.cache_bytes, model.sequences) == (0, 0)
 
 
+def test_keys_and_values_of_eight_bits_take_half_and_change_little(tiny: Path) -> None:
+    checkpoint = CheckpointModel(tiny)
+    arch = checkpoint.architecture
+    ids = np.random.default_rng(0).integers(0, zoo.VOCABULARY, 200).astype(np.int32)
+    bytes_of, logits = {}, {}
+    for bits in (16, 8):
+        model = checkpoint.build(
+            0,
+            arch.n_layers,
+            lambda done, total: None,
+            precise=False,
+            kv_bits=bits,
+            cache_limit=lambda: 1 << 30,
+        )
+        logits[bits] = model.forward([native.Slice("s", 0, 200, True)], ids, None)[0]
+        bytes_of[bits] = model.cache_bytes
+    groups = -(-arch.head_dim // 64)
+    page = 64 * arch.n_layers * arch.kv_heads * (arch.head_dim + 4 * groups) * 2
+    assert bytes_of[8] == 4 * page
+    off = np.linalg.norm(logits[8] - logits[16]) / np.linalg.norm(logits[16])
+    assert 0 < off < 0.01, off
+
+
 def test_a_token_outside_the_vocabulary_is_refused(tiny: Path) -> None:
     checkpoint = CheckpointModel(tiny)
     model = checkpoint.build(

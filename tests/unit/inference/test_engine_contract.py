@@ -23,11 +23,22 @@ GREEDY = SamplingParams(temperature=0)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
-    zoo.write_checkpoint("llama", path)
+    zoo.write_checkpoint("llama", path, zoo.tiny_config("llama") | {"head_dim": 64})
     return path
 
 
-ENGINES = {"dummy": lambda: DummyEngine(Faults()), "mlx": MLXEngine, "cpu": CPUEngine}
+def in_bytes(engine: InferenceEngine) -> InferenceEngine:
+    engine.kv_bits = 8
+    return engine
+
+
+ENGINES = {
+    "dummy": lambda: DummyEngine(Faults()),
+    "mlx": MLXEngine,
+    "cpu": CPUEngine,
+    "mlx, 8 bits": lambda: in_bytes(MLXEngine()),
+    "cpu, 8 bits": lambda: in_bytes(CPUEngine()),
+}
 
 
 @pytest.fixture(params=ENGINES)
@@ -272,3 +283,33 @@ async def test_what_moves_is_where_it_went(loaded: tuple) -> None:
     await engine.release(["s"])
     longer = await tokens_of(engine, shard, part(0, [*PROMPT, 3, 4, 5], "u"))
     assert await tokens_of(engine, shard, part(len(PROMPT) + 2, [5], "t")) == longer
+
+
+async def pages(make: type[MLXEngine] | type[CPUEngine], kv_bits: int, folder: Path) -> int:
+    """That 10 MB hold."""
+    engine = make()
+    engine.kv_memory, engine.kv_bits = 10_000_000, kv_bits
+    description = await engine.describe("m", folder)
+    shard = Shard("m", 0, description.n_layers, description.n_layers)
+    await engine.load(shard, folder, lambda done, total: None)
+    await tokens_of(engine, shard, part(0, [5, 6, 7]))
+    room = await engine._thread.submit(lambda: engine.cache_room(shard))
+    await engine.close()
+    return room.pages
+
+
+@pytest.mark.parametrize("make", [MLXEngine, CPUEngine])
+async def test_bytes_hold_nearly_twice_as_much(
+    make: type[MLXEngine] | type[CPUEngine], folder: Path, tmp_path: Path
+) -> None:
+    """Here four times: both keep float32 of this model, as its weights are."""
+    assert 3.5 < await pages(make, 8, folder) / await pages(make, 16, folder) < 4
+
+
+async def test_where_mlx_cannot_compute_with_bytes_it_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heads of 16 values."""
+    zoo.write_checkpoint("llama", tmp_path)
+    assert await pages(MLXEngine, 8, tmp_path) == await pages(MLXEngine, 16, tmp_path)
+    assert "m keeps 16 bits in its KV cache: " in caplog.text

@@ -67,9 +67,9 @@ void Model::attention(const Layer& layer, int index) {
     const int slot = static_cast<int>(row.position % kPageTokens);
     for (int h = 0; h < spec_.kv_heads; h++) {
       const KVView kv = cache_->view(nullptr, index, h);
-      k.store_key(key + h * hd, page + kv.key_offset, slot, spec_.head_dim, kv.dtype);
+      k.store_key(key + h * hd, page + kv.key_offset, slot, spec_.head_dim, kv.type);
       k.store_value(v_.data() + i * kv_width + h * hd, page + kv.value_offset, slot, spec_.head_dim,
-                    kv.dtype);
+                    kv.type);
     }
   });
   attended_.resize(rows_, q_width, groups_of({layer.o.get()}));

@@ -319,7 +319,7 @@ NB_MODULE(_native, m) {
       .def_rw("groups_per_token", &Spec::groups_per_token)
       .def_rw("judged_per_group", &Spec::judged_per_group)
       .def_rw("precise", &Spec::precise)
-      .def_rw("float32_cache", &Spec::float32_cache)
+      .def_rw("kv_bits", &Spec::kv_bits)
       .def_rw("cache_limit_bytes", &Spec::cache_limit_bytes);
   nb::class_<Slice>(m, "Slice")
       .def(nb::init<std::string, int64_t, int64_t, int64_t, bool>(), nb::arg("sequence"),

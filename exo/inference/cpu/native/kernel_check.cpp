@@ -98,9 +98,10 @@ MatrixPtr random_dense(int64_t rows, int64_t cols) {
 }
 
 // A model with everything in it: windows, sinks, soft caps, experts, odd widths.
-Model random_model() {
+Model random_model(int kv_bits, int head_dim) {
   Spec spec;
-  spec.hidden = 64, spec.heads = 6, spec.kv_heads = 2, spec.head_dim = 20;
+  spec.hidden = 64, spec.heads = 6, spec.kv_heads = 2, spec.head_dim = head_dim;
+  spec.kv_bits = kv_bits;
   spec.attention_scale = 0.2f, spec.attention_soft_cap = 30.f, spec.logits_soft_cap = 20.f;
   spec.experts_per_token = 2, spec.cache_limit_bytes = 1 << 26;
   Model model(spec);
@@ -110,9 +111,10 @@ Model random_model() {
   for (int i = 0; i < 2; i++) {
     Layer layer;
     layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
-    layer.q_norm = layer.k_norm = std::vector<float>(20, 1.f);
-    layer.q = random_affine(120, 64, 4, 32), layer.k = random_affine(40, 64, 8, 64);
-    layer.v = random_affine(40, 64, 3, 32), layer.o = random_dense(64, 120);
+    layer.q_norm = layer.k_norm = std::vector<float>(static_cast<size_t>(head_dim), 1.f);
+    layer.q = random_affine(6 * head_dim, 64, 4, 32);
+    layer.k = random_affine(2 * head_dim, 64, 8, 64);
+    layer.v = random_affine(2 * head_dim, 64, 3, 32), layer.o = random_dense(64, 6 * head_dim);
     layer.rope = 0, layer.window = i == 0 ? 9 : 0;
     layer.sinks = random_floats(6);
     if (i == 0) {
@@ -132,8 +134,8 @@ Model random_model() {
   return model;
 }
 
-void check_model() {
-  Model model = random_model();
+void check_model(int kv_bits, int head_dim) {
+  Model model = random_model(kv_bits, head_dim);
   const int length = 300;
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
@@ -342,7 +344,8 @@ int main() {
       for (const GgmlFormat& format : exo::ggml_formats()) {
         check_linear(random_ggml(format, 37, 256), format.name);
       }
-      check_model();
+      check_model(16, 20);
+      check_model(8, 72);  // a group, and a part of one
       check_recurrent_kernels();
       check_layer_norm();
       check_recurrent_model();

@@ -42,14 +42,35 @@ inline constexpr int kPageTokens = 64;    // tokens in a page of the KV cache
 inline constexpr int kChunkTokens = 256;  // keys whose softmax is one partial result
 inline constexpr int kKeyBlock = 16;      // keys interleaved in a page
 
+// What a key or value is kept as. A byte stands for scale * byte, one float32 scale for each
+// kKVGroup values along the head, the last of which may be shorter.
+enum class KVType : uint8_t { kFloat32, kFloat16, kInt8 };
+
+inline constexpr int kKVGroup = 64;
+
+inline constexpr int64_t kv_groups(int64_t head_dim) {
+  return (head_dim + kKVGroup - 1) / kKVGroup;
+}
+inline constexpr int64_t size_of(KVType type) {
+  return type == KVType::kFloat32 ? 4 : type == KVType::kFloat16 ? 2 : 1;
+}
+
 // The keys and values of one layer and one KV head, in pages.
 //   page(i) + key_offset: [kPageTokens / 16][head_dim][16] keys; + value_offset: [64][head_dim].
+// Where they are bytes, scales follow: of keys [kPageTokens / 16][groups][16], of values
+// [64][groups].
 struct KVView {
   uint8_t* const* pages;
   int64_t key_offset;    // bytes
   int64_t value_offset;  // bytes
-  DType dtype;           // float16 or float32
+  KVType type;
   int head_dim;
+
+  // Bytes that the keys, or the values, of one page take.
+  static constexpr int64_t half_bytes(KVType type, int64_t head_dim) {
+    return kPageTokens * (head_dim * size_of(type) +
+                          (type == KVType::kInt8 ? kv_groups(head_dim) * int64_t{4} : 0));
+  }
 };
 
 struct AttentionRule {
@@ -106,8 +127,8 @@ struct KernelTable {
   void (*rotate)(float* x, int heads, int head_dim, int pairs, bool interleaved, const float* cos,
                  const float* sin);
   // Writes a key or value row [head_dim] as token `slot` of its page.
-  void (*store_key)(const float* key, uint8_t* keys, int slot, int head_dim, DType dtype);
-  void (*store_value)(const float* value, uint8_t* values, int slot, int head_dim, DType dtype);
+  void (*store_key)(const float* key, uint8_t* keys, int slot, int head_dim, KVType type);
+  void (*store_value)(const float* value, uint8_t* values, int slot, int head_dim, KVType type);
 
   // One chunk of attention for `count` query rows that share a KV head.
   //   queries[i]: float32 [head_dim], scaled already; positions[i]: its token's position.

@@ -69,7 +69,7 @@ uint8_t* const* KVCache::pages(const std::string& sequence) const {
 
 KVView KVCache::view(uint8_t* const* pages, int layer, int head) const {
   const int64_t base = (static_cast<int64_t>(layer) * shape_.kv_heads + head) * 2 * half_bytes();
-  return {pages, base, base + half_bytes(), shape_.dtype, shape_.head_dim};
+  return {pages, base, base + half_bytes(), shape_.type, shape_.head_dim};
 }
 
 uint8_t* KVCache::lend() {

@@ -27,7 +27,7 @@ struct CacheShape {
   int layers;
   int kv_heads;
   int head_dim;
-  DType dtype;
+  KVType type;
   int64_t limit_bytes;
 };
 
@@ -62,7 +62,7 @@ class KVCache {
   static size_t pages_for(int64_t tokens) {
     return static_cast<size_t>((tokens + kPageTokens - 1) / kPageTokens);
   }
-  int64_t half_bytes() const { return kPageTokens * shape_.head_dim * size_of(shape_.dtype); }
+  int64_t half_bytes() const { return KVView::half_bytes(shape_.type, shape_.head_dim); }
   uint8_t* lend();
   void give_back(Table& table, size_t keep);
 

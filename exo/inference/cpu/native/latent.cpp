@@ -84,8 +84,8 @@ void Model::latent_attention(const Layer& layer, int index) {
     uint8_t* page = pages_[row.slice][row.position / kPageTokens];
     const int slot = static_cast<int>(row.position % kPageTokens);
     const KVView kv = cache_->view(nullptr, index, 0);
-    k.store_key(key, page + kv.key_offset, slot, spec_.head_dim, kv.dtype);
-    k.store_value(value, page + kv.value_offset, slot, spec_.head_dim, kv.dtype);
+    k.store_key(key, page + kv.key_offset, slot, spec_.head_dim, kv.type);
+    k.store_value(value, page + kv.value_offset, slot, spec_.head_dim, kv.type);
   });
   attended_.resize(rows_, heads * hd, {});
   attend(layer, index);

@@ -26,12 +26,20 @@ int64_t Layer::state_floats() const {
   return 0;
 }
 
+namespace {
+
+KVType kv_type(int bits) {
+  return bits == 32 ? KVType::kFloat32 : bits == 8 ? KVType::kInt8 : KVType::kFloat16;
+}
+
+}  // namespace
+
 CacheShape Model::cache_shape() const {
   const auto count = std::count_if(layers.begin(), layers.end(),
                                    [](const Layer& layer) { return layer.attends(); });
   // Pages are what a cache is counted in, also where no layer attends.
   return {std::max(1, static_cast<int>(count)), spec_.kv_heads, spec_.head_dim,
-          spec_.float32_cache ? DType::kFloat32 : DType::kFloat16, spec_.cache_limit_bytes};
+          kv_type(spec_.kv_bits), spec_.cache_limit_bytes};
 }
 
 int64_t Model::state_bytes() const {

@@ -130,7 +130,7 @@ struct Spec {
   // Only the best groups of neighbouring experts are chosen from, by the sum of their best ones.
   int expert_groups = 1, groups_per_token = 1, judged_per_group = 1;
   bool precise = false;  // float activations everywhere
-  bool float32_cache = false;
+  int kv_bits = 16;      // of a key or value in the cache: 32, 16, or 8 and scales
   int64_t cache_limit_bytes = 0;
 };
 

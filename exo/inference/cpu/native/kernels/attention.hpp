@@ -13,25 +13,68 @@ namespace exo::EXO_ISA {
 inline constexpr int kRowTile = W == 16 ? 8 : 4;  // query rows whose sums stay in registers
 inline constexpr float kHidden = -3e38f;
 
-// scores[r][j] = q_r . k_j for B blocks of 16 keys from j on.
-template <DType T, int R, int B>
-EXO_INLINE void score_blocks(const KVView& kv, int64_t chunk, int j, const float* const* q,
-                             float (*scores)[kChunkTokens]) {
-  constexpr int kVecs = kKeyBlock / W;
-  const uint8_t* keys[B];
-  for (int b = 0; b < B; b++) {
-    const int64_t token = chunk * kChunkTokens + j + b * kKeyBlock;
-    keys[b] = kv.pages[token / kPageTokens] + kv.key_offset +
-              token % kPageTokens * kv.head_dim * size_of(T);
-  }
-  VecF sum[B][R][kVecs] = {};
-  for (int64_t d = 0; d < kv.head_dim; d++) {
+template <KVType T>
+EXO_INLINE VecF load(const uint8_t* p, int64_t index) {
+  if constexpr (T == KVType::kFloat32) return load(reinterpret_cast<const float*>(p) + index);
+  if constexpr (T == KVType::kFloat16)
+    return load_f16(reinterpret_cast<const uint16_t*>(p) + index);
+  return load_i8(reinterpret_cast<const int8_t*>(p) + index);
+}
+template <KVType T>
+EXO_INLINE float load_one(const uint8_t* p, int64_t index) {
+  if constexpr (T == KVType::kFloat32) return load_one<DType::kFloat32>(p, index);
+  if constexpr (T == KVType::kFloat16) return load_one<DType::kFloat16>(p, index);
+  return static_cast<float>(reinterpret_cast<const int8_t*>(p)[index]);
+}
+
+// The scales that follow the bytes of a page's keys or values.
+EXO_INLINE const float* scales_of(const uint8_t* bytes, int64_t head_dim) {
+  return reinterpret_cast<const float*>(bytes + kPageTokens * head_dim);
+}
+
+// Adds q_r[d] * k_j[d] for d in [from, stop) and B blocks of 16 keys.
+template <KVType T, int R, int B, int VECS>
+EXO_INLINE void add_products(const uint8_t* const (&keys)[B], const float* const* q, int64_t from,
+                             int64_t stop, VecF (&sum)[B][R][VECS]) {
+  for (int64_t d = from; d < stop; d++) {
     for (int b = 0; b < B; b++) {
-      for (int v = 0; v < kVecs; v++) {
+      for (int v = 0; v < VECS; v++) {
         const VecF k = load<T>(keys[b], d * kKeyBlock + v * W);
         for (int r = 0; r < R; r++) sum[b][r][v] += k * q[r][d];
       }
     }
+  }
+}
+
+// scores[r][j] = q_r . k_j for B blocks of 16 keys from j on.
+template <KVType T, int R, int B>
+EXO_INLINE void score_blocks(const KVView& kv, int64_t chunk, int j, const float* const* q,
+                             float (*scores)[kChunkTokens]) {
+  constexpr int kVecs = kKeyBlock / W;
+  const uint8_t* keys[B];
+  const float* scales[B];
+  const int64_t groups = kv_groups(kv.head_dim);
+  for (int b = 0; b < B; b++) {
+    const int64_t token = chunk * kChunkTokens + j + b * kKeyBlock, slot = token % kPageTokens;
+    const uint8_t* all = kv.pages[token / kPageTokens] + kv.key_offset;
+    keys[b] = all + slot * kv.head_dim * size_of(T);
+    scales[b] = scales_of(all, kv.head_dim) + slot * groups;
+  }
+  VecF sum[B][R][kVecs] = {};
+  if constexpr (T == KVType::kInt8) {
+    for (int64_t g = 0; g < groups; g++) {
+      VecF part[B][R][kVecs] = {};
+      const int64_t from = g * kKVGroup, stop = from + kKVGroup;
+      add_products<T>(keys, q, from, stop < kv.head_dim ? stop : kv.head_dim, part);
+      for (int b = 0; b < B; b++) {
+        for (int v = 0; v < kVecs; v++) {
+          const VecF scale = load(scales[b] + g * kKeyBlock + v * W);
+          for (int r = 0; r < R; r++) sum[b][r][v] += part[b][r][v] * scale;
+        }
+      }
+    }
+  } else {
+    add_products<T>(keys, q, 0, kv.head_dim, sum);
   }
   for (int b = 0; b < B; b++) {
     for (int r = 0; r < R; r++) {
@@ -40,7 +83,7 @@ EXO_INLINE void score_blocks(const KVView& kv, int64_t chunk, int j, const float
   }
 }
 
-template <DType T, int R>
+template <KVType T, int R>
 void score_tile(const KVView& kv, int64_t chunk, int begin, int end, const float* const* q,
                 float (*scores)[kChunkTokens]) {
   constexpr int kBlocks = W < 16 ? 1 : R == 1 ? 4 : 2;
@@ -51,21 +94,27 @@ void score_tile(const KVView& kv, int64_t chunk, int begin, int end, const float
   for (; j < end; j += kKeyBlock) score_blocks<T, R, 1>(kv, chunk, j, q, scores);
 }
 
-// out_r[d] = sum over j of p_r[j] * v_j[d], keys in order.
-template <DType T, int R, int V>
+// out_r[d] = sum over j of p_r[j] * v_j[d], keys in order. V vectors lie in one group.
+template <KVType T, int R, int V>
 void weigh_values(const KVView& kv, int64_t chunk, int begin, int end, int64_t d,
                   const float (*p)[kChunkTokens], float* out) {
+  const int64_t groups = kv_groups(kv.head_dim), group = d / kKVGroup;
   VecF sum[R][V] = {};
   for (int j = begin; j < end;) {
     const int64_t token = chunk * kChunkTokens + j;
     const uint8_t* values = kv.pages[token / kPageTokens] + kv.value_offset;
+    const float* scale = scales_of(values, kv.head_dim) + token % kPageTokens * groups + group;
     const int last = static_cast<int>(kPageTokens - token % kPageTokens) + j;
     const int stop = last < end ? last : end;
     int64_t at = token % kPageTokens * kv.head_dim + d;
-    for (; j < stop; j++, at += kv.head_dim) {
+    for (; j < stop; j++, at += kv.head_dim, scale += groups) {
+      float weights[R];
+      for (int r = 0; r < R; r++) {
+        weights[r] = T == KVType::kInt8 ? p[r][j] * *scale : p[r][j];
+      }
       for (int v = 0; v < V; v++) {
         const VecF value = load<T>(values, at + v * W);
-        for (int r = 0; r < R; r++) sum[r][v] += value * p[r][j];
+        for (int r = 0; r < R; r++) sum[r][v] += value * weights[r];
       }
     }
   }
@@ -74,7 +123,7 @@ void weigh_values(const KVView& kv, int64_t chunk, int begin, int end, int64_t d
   }
 }
 
-template <DType T, int R>
+template <KVType T, int R>
 void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
                  const float* const* queries, const int64_t* positions, float* out,
                  Partial* partials) {
@@ -122,7 +171,8 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
     }
     partials[r] = {top, reduce_add(sum)};
   }
-  constexpr int kVecs = R == 1 ? 8 : W < 16 || R > 4 ? 2 : 4;
+  constexpr int kMost = T == KVType::kInt8 ? kKVGroup / W : 8;
+  constexpr int kVecs = R == 1 ? (kMost < 8 ? kMost : 8) : W < 16 || R > 4 ? 2 : 4;
   int64_t d = 0;
   for (; d + kVecs * W <= kv.head_dim; d += kVecs * W) {
     weigh_values<T, R, kVecs>(kv, chunk, begin, end, d, scores, out);
@@ -134,15 +184,19 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
       for (int j = begin; j < end; j++) {
         const int64_t token = base + j;
         const uint8_t* values = kv.pages[token / kPageTokens] + kv.value_offset;
-        const int64_t at = token % kPageTokens * kv.head_dim + d;
-        sum += scores[r][j] * load_one<T>(values, at);
+        const int64_t slot = token % kPageTokens;
+        float weight = scores[r][j];
+        if constexpr (T == KVType::kInt8) {
+          weight *= scales_of(values, kv.head_dim)[slot * kv_groups(kv.head_dim) + d / kKVGroup];
+        }
+        sum += weight * load_one<T>(values, slot * kv.head_dim + d);
       }
       out[r * kv.head_dim + d] = sum;
     }
   }
 }
 
-template <DType T>
+template <KVType T>
 void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
                  const float* const* queries, const int64_t* positions, int count, float* out,
                  Partial* partials) {
@@ -164,8 +218,9 @@ void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
 inline void attend_chunk(const KVView& kv, const AttentionRule& rule, int64_t chunk,
                          const float* const* queries, const int64_t* positions, int count,
                          float* out, Partial* partials) {
-  const auto attend =
-      kv.dtype == DType::kFloat16 ? attend_rows<DType::kFloat16> : attend_rows<DType::kFloat32>;
+  const auto attend = kv.type == KVType::kFloat16   ? attend_rows<KVType::kFloat16>
+                      : kv.type == KVType::kFloat32 ? attend_rows<KVType::kFloat32>
+                                                    : attend_rows<KVType::kInt8>;
   attend(kv, rule, chunk, queries, positions, count, out, partials);
 }
 
@@ -205,19 +260,61 @@ EXO_INLINE void each_half(const float* values, int count, const Put& put) {
   }
 }
 
-inline void store_key(const float* key, uint8_t* keys, int slot, int head_dim, DType dtype) {
+// Calls put(i, byte) for all values and put_scale(group, scale) for each group: the largest value
+// becomes 127, all are rounded half to even.
+template <typename Put, typename PutScale>
+EXO_INLINE void each_byte(const float* values, int count, const Put& put,
+                          const PutScale& put_scale) {
+  for (int from = 0; from < count; from += kKVGroup) {
+    const int stop = from + kKVGroup < count ? from + kKVGroup : count;
+    float peak = 0;
+    for (int i = from; i < stop; i++) {
+      const float size = __builtin_fabsf(values[i]);
+      peak = size > peak ? size : peak;
+    }
+    put_scale(from / kKVGroup, peak / 127);
+    const float inverse = peak > 0 ? 127 / peak : 0.f;
+    for (int i = from; i < stop; i += W) {
+      float lanes[W] = {};
+      const int n = stop - i < W ? stop - i : W;
+      std::memcpy(lanes, values + i, static_cast<size_t>(n) * 4);
+      const VecF rounded = round_even(load(lanes) * inverse);
+      for (int lane = 0; lane < n; lane++) put(i + lane, static_cast<int8_t>(rounded[lane]));
+    }
+  }
+}
+
+inline void store_key(const float* key, uint8_t* keys, int slot, int head_dim, KVType type) {
   const int64_t block = slot / kKeyBlock * kKeyBlock * head_dim + slot % kKeyBlock;
-  if (dtype == DType::kFloat32) {
+  if (type == KVType::kFloat32) {
     float* out = reinterpret_cast<float*>(keys) + block;
     for (int d = 0; d < head_dim; d++) out[d * kKeyBlock] = key[d];
+    return;
+  }
+  if (type == KVType::kInt8) {
+    int8_t* out = reinterpret_cast<int8_t*>(keys) + block;
+    float* scales = reinterpret_cast<float*>(keys + kPageTokens * head_dim) +
+                    slot / kKeyBlock * kKeyBlock * kv_groups(head_dim) + slot % kKeyBlock;
+    each_byte(
+        key, head_dim, [&](int d, int8_t byte) { out[d * kKeyBlock] = byte; },
+        [&](int group, float scale) { scales[group * kKeyBlock] = scale; });
     return;
   }
   uint16_t* out = reinterpret_cast<uint16_t*>(keys) + block;
   each_half(key, head_dim, [&](int d, uint16_t half) { out[d * kKeyBlock] = half; });
 }
 
-inline void store_value(const float* value, uint8_t* values, int slot, int head_dim, DType dtype) {
-  if (dtype == DType::kFloat32) {
+inline void store_value(const float* value, uint8_t* values, int slot, int head_dim, KVType type) {
+  if (type == KVType::kInt8) {
+    int8_t* out = reinterpret_cast<int8_t*>(values) + static_cast<int64_t>(slot) * head_dim;
+    float* scales =
+        reinterpret_cast<float*>(values + kPageTokens * head_dim) + slot * kv_groups(head_dim);
+    each_byte(
+        value, head_dim, [&](int d, int8_t byte) { out[d] = byte; },
+        [&](int group, float scale) { scales[group] = scale; });
+    return;
+  }
+  if (type == KVType::kFloat32) {
     std::memcpy(values + static_cast<int64_t>(slot) * head_dim * 4, value,
                 static_cast<size_t>(head_dim) * 4);
     return;

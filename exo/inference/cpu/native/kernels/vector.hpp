@@ -66,6 +66,9 @@ EXO_INLINE VecF load_bf16(const uint16_t* p) {
 }
 
 #if defined(__AVX512F__)
+EXO_INLINE VecF load_i8(const int8_t* p) {
+  return (VecF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 EXO_INLINE VecF load_f16(const uint16_t* p) {
   return (VecF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
@@ -74,6 +77,9 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 }
 EXO_INLINE VecF round_even(VecF v) { return (VecF)_mm512_roundscale_ps((__m512)v, 0); }
 #elif defined(__F16C__)
+EXO_INLINE VecF load_i8(const int8_t* p) {
+  return (VecF)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 EXO_INLINE VecF load_f16(const uint16_t* p) {
   return (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 }
@@ -82,6 +88,12 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 }
 EXO_INLINE VecF round_even(VecF v) { return (VecF)_mm256_round_ps((__m256)v, 0); }
 #elif defined(__ARM_NEON)
+EXO_INLINE VecF load_i8(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  const int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+  return (VecF)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
 EXO_INLINE VecF load_f16(const uint16_t* p) {
   return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
@@ -90,6 +102,11 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 }
 EXO_INLINE VecF round_even(VecF v) { return (VecF)vrndnq_f32((float32x4_t)v); }
 #else
+EXO_INLINE VecF load_i8(const int8_t* p) {
+  VecF v;
+  for (int i = 0; i < W; i++) v[i] = p[i];
+  return v;
+}
 // Without a conversion instruction, by bits; exact, subnormals included.
 EXO_INLINE VecF load_f16(const uint16_t* p) {
   VecH h;
