@@ -141,6 +141,13 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "free once the model is loaded)",
     )
     who.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        default="",
+        help="a small model of the same vocabulary as those that are served, which guesses what "
+        "comes next where this node heads a ring; it changes no answer",
+    )
+    who.add_argument(
         "--kv-bits",
         type=int,
         choices=(16, 8),
@@ -361,6 +368,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         kv_bits=args.kv_bits,
+        draft_model=args.draft_model,
         models_folders=tuple(_folder(path) for path in args.models_dir),
         standby=args.standby,
         serving=ServingRules(

@@ -71,6 +71,10 @@ class Tokenizer(ABC):
     def vocabulary(self) -> Vocabulary:
         """The tokens as grammars see them; made when first asked for, which takes a moment."""
 
+    @abstractmethod
+    def tokens(self) -> Mapping[str, int]:
+        """The ids of all tokens, by what the tokenizer calls them."""
+
     def token_text(self, token_id: int) -> str:
         """The text of one token on its own."""
         return self.decode([token_id])
@@ -120,6 +124,9 @@ class HFTokenizer(Tokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
+    def tokens(self) -> Mapping[str, int]:
+        return dict(self._backend.get_vocab())
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         from exo.models.grammar import Vocabulary
@@ -150,6 +157,9 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
+
+    def tokens(self) -> Mapping[str, int]:
+        return {str(number): number for number in range(self.vocabulary_size)}
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

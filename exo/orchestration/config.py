@@ -54,6 +54,7 @@ class NodeConfig:
     wire: Wire = Wire.EXACT  # of hidden states that it sends and is sent
     memory_bytes: int | None = None
     kv_memory_bytes: int | None = None  # of a model's KV cache; None: half of what is free
+    draft_model: str = ""  # guesses for what this node heads
     kv_bits: int = 16  # of a key or value in it: 16 or 8
     models_folders: tuple[Path, ...] = ()  # of the user's, a directory for each model, only read
     heartbeat_interval_s: float = 0.5

@@ -36,6 +36,7 @@ from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.rings.frames import Frame
 from exo.orchestration.answers import Answers
 from exo.orchestration.config import NodeConfig
+from exo.orchestration.draft_model import DraftModel
 from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.cluster_files import ClusterFiles
 from exo.orchestration.files.model_files import ModelFiles
@@ -138,6 +139,13 @@ class StandardNode(NodeHandler):
             self.membership,
             self._keeper.check_not_stale,
             self._standby,
+            DraftModel(
+                config.draft_model,
+                engine,
+                self.files,
+                self.rings,
+                lambda: self._own.free_bytes(),
+            ),
         )
         self._changed = asyncio.Condition()
         self._tasks = TaskOwner(f"node {config.node_id}")

@@ -11,6 +11,7 @@ from exo.errors import ExoError, PlanMismatch
 from exo.inference.engine import InferenceEngine
 from exo.networking.calls.messages import Prepared
 from exo.orchestration.config import NodeConfig
+from exo.orchestration.draft_model import DraftModel
 from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.membership.membership import Membership
@@ -36,6 +37,7 @@ class OwnShards:
         membership: Membership,
         check_not_stale: Callable[[RingPlan], None],
         standby: Standby,
+        draft: DraftModel,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -45,6 +47,7 @@ class OwnShards:
         self._membership = membership
         self._check_not_stale = check_not_stale
         self._standby = standby
+        self._draft = draft
         self._capabilities = probe(config.memory_bytes)
         self._probed_at = time.monotonic()
 
@@ -59,7 +62,8 @@ class OwnShards:
     def free_bytes(self) -> int:
         """What models may still take here."""
         if self._config.memory_bytes is not None:
-            return max(0, self._config.memory_bytes - sum(self._rings.held_bytes().values()))
+            held = sum(self._rings.held_bytes().values()) + self._draft.bytes
+            return max(0, self._config.memory_bytes - held)
         return self.capabilities().memory_available_bytes
 
     async def prepare(
@@ -76,7 +80,7 @@ class OwnShards:
         held = self._rings.held_bytes()
         own = held.pop(model_id, 0)
         if self._config.memory_bytes is not None:
-            memory = max(0, self._config.memory_bytes - sum(held.values()))
+            memory = max(0, self._config.memory_bytes - sum(held.values()) - self._draft.bytes)
         else:
             self._probed_at = 0.0  # what an unloaded model gave back counts at once
             memory = self.capabilities().memory_available_bytes + own
@@ -126,4 +130,6 @@ class OwnShards:
         except ExoError as error:
             self._activity.note(plan.model_id, Progress("failed", warning=error.message))
             raise
+        if plan.head_id == self._config.node_id:
+            await self._draft.help(plan, path, heard)
         self._activity.note(plan.model_id, Progress("ready", str(shard)))

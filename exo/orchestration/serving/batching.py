@@ -140,15 +140,24 @@ class Batcher:
                 parts.append(self._made(sequence, part, drafts))
         return parts
 
-    def _drafts(self, sequence: Sequence, decoding: int) -> list[int]:
-        """Guesses that are worth a row each. Only where a token that is computed among others is
-        what it would be alone, and never where a grammar decides."""
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Only where a token that is computed among others is what it would be alone, and never
+        where a grammar decides."""
         memory = self._memory
         can_take_back = memory.ledger.is_paged and not memory.keeps_moments
-        if not (self._speculates and can_take_back and sequence.may_draft):
-            return []
+        return self._speculates and can_take_back and sequence.may_draft
+
+    def looked_up(self, sequence: Sequence, decoding: int) -> list[int]:
+        """Guesses from what came before that are worth a row each."""
         worth = self._pace.draft_worth(math.ceil(decoding / self._depth))
         return sequence.lookup.draft(worth, sequence.max_tokens_left - 1)
+
+    def _drafts(self, sequence: Sequence, decoding: int) -> list[int]:
+        if not self.may_draft(sequence):
+            return []
+        if guess := sequence.guess[: max(0, sequence.max_tokens_left - 1)]:
+            return guess
+        return self.looked_up(sequence, decoding)
 
     def _prompt_parts(self, decoding: int) -> list[Part]:
         """A chunk of prompts: half of it for the oldest, so that it is never kept waiting by those

@@ -116,6 +116,11 @@ class Pace:
         else:
             self._prompt_token_s = known + 0.3 * (min(each, _SURPRISE * known) - known)
 
+    def decode_cost(self) -> tuple[float, float]:
+        """Seconds of a step in which sequences decode, and of each of its rows besides; 0 where it
+        is not known."""
+        return self._decoding.coefficients() if self._decoding.at(1) is not None else (0.0, 0.0)
+
     def draft_worth(self, rows: int) -> float:
         """How likely a guess has to be right for its row to gain more than it costs in a step of so
         many: as likely as the share of such a step that grows with its rows."""

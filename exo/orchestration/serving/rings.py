@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 
 from exo.download.progress import OnProgress, Progress
@@ -17,6 +18,7 @@ from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.rings.frames import Frame, Rooms, StepResult
 from exo.networking.rings.hidden_states import Wire
 from exo.orchestration.config import ServingRules
+from exo.orchestration.serving.drafts.drafter import Drafter
 from exo.orchestration.serving.rank import Rank
 from exo.orchestration.serving.scheduler import Load, Scheduler
 from exo.shard import RingPlan, Shard
@@ -196,6 +198,12 @@ class Rings:
         if plan.head_id == self._node_id:
             scheduler = Scheduler(plan, rank.accept, self._broken, self._rules)
             self._schedulers[plan.hash] = scheduler
+
+    def draft_with(self, plan_hash: str, small: Shard, vocabulary_size: int) -> None:
+        """Have a small model, which is loaded, guess for a plan this node heads."""
+        if (scheduler := self._schedulers.get(plan_hash)) is not None:
+            make = partial(Drafter, self._engine, small, vocabulary_size)
+            scheduler.draft_with(make)
 
     def generate(
         self, plan_hash: str, request: GenerationRequest

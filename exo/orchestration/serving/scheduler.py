@@ -9,6 +9,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -23,13 +24,14 @@ from exo.errors import (
     Stalled,
     StepTimeout,
 )
-from exo.inference.batch import ForwardBatch
+from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest, StepFailure
 from exo.networking.calls.serving_report import CacheUse
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
 from exo.orchestration.config import ServingRules
 from exo.orchestration.serving.batching import Batcher
+from exo.orchestration.serving.drafts.drafter import Drafter
 from exo.orchestration.serving.kv_memory import KEPT_S, KVMemory
 from exo.orchestration.serving.pace import Pace
 from exo.orchestration.serving.sequence import MAX_CACHE_MISSES, Sequence, by_rank
@@ -104,6 +106,7 @@ class Scheduler:
         self._batcher = Batcher(
             plan, self._line, self._memory, self._pace, self._end_of, speculates=rules.speculates
         )
+        self._drafter: Drafter | None = None
         self._rooms: tuple[MemberRoom, ...] = ()
         self._asked_for_rooms = -math.inf
         self._ranks = itertools.count()
@@ -135,6 +138,11 @@ class Scheduler:
             self._accepted,
             self._memory.use(self._batcher.running),
         )
+
+    def draft_with(self, make: Callable[[Pace, Callable[[], None]], Drafter]) -> None:
+        """Have a small model guess what comes next. It is given the ring's pace, and what it is to
+        call when sequences that waited for it can go on."""
+        self._drafter = make(self._pace, self._go_on)
 
     @property
     def rooms(self) -> tuple[MemberRoom, ...]:
@@ -229,12 +237,14 @@ class Scheduler:
         for timer in (self._alarm, self._sweep):
             if timer is not None:
                 timer.cancel()
+        if self._drafter is not None:
+            self._drafter.close()
 
     def _go_on(self) -> None:
         """Something has changed: take what came back and send what can be sent. At once, not in a
         task of its own, whose wake-up would cost every token time."""
         try:
-            self._settle()
+            self._guess_for(self._settle())
             self._ask_for_rooms()
             self._batcher.admit()
             while len(self._in_flight) < self._depth and self._send_step():
@@ -279,8 +289,9 @@ class Scheduler:
         self._fail_late()
         self._go_on()
 
-    def _settle(self) -> None:
-        """Give what came back to its sequences."""
+    def _settle(self) -> list[Sequence]:
+        """Give what came back to its sequences. Those that got tokens and have not ended."""
+        grown: list[Sequence] = []
         while self._outcomes:
             outcome = self._outcomes.popleft()
             number = outcome.number if isinstance(outcome, StepResult) else outcome.step
@@ -293,9 +304,28 @@ class Scheduler:
                 self._done += 1
                 self._done_seconds += took
                 self._pace.took(took, flight.decoded, flight.prefilled)
-                self._take(flight, outcome)
+                grown += self._take(flight, outcome)
             else:
                 self._fail(flight, outcome.error)
+        return grown
+
+    def _guess_for(self, grown: list[Sequence]) -> None:
+        """Have the small model guess for those who just got tokens, and for whom nothing is found
+        in what came before."""
+        drafter = self._drafter
+        if drafter is None or not grown:
+            return
+        decoding = sum(sequence.is_decoding for sequence in self._batcher.running.values())
+        count = drafter.worth(math.ceil(max(decoding, 1) / self._depth))
+        for sequence in grown if count else ():
+            most = sequence.max_tokens_left - 1
+            if most < 1 or sequence.left != 1 or not self._batcher.may_draft(sequence):
+                continue
+            if not self._batcher.looked_up(sequence, decoding):
+                how = Slice("", 0, 1, sequence.request.sampling, len(sequence.request.prompt))
+                take = partial(sequence.take_guess, len(sequence.tokens))
+                sequence.awaits_guess = drafter.guess(sequence.id, sequence.tokens, how, most, take)
+        drafter.go_on(count)
 
     def _ask_for_rooms(self) -> None:
         """Memory is not asked for while nothing runs: idle stays idle."""
@@ -306,7 +336,11 @@ class Scheduler:
 
     def _send_step(self) -> bool:
         """Whether there is something to do before what is in flight comes back."""
-        decoding, prompts = self._batcher.next_parts(nothing_else_runs=not self._in_flight)
+        waits = self._drafter is not None and any(
+            sequence.awaits_guess for sequence in self._batcher.running.values()
+        )
+        idle = not self._in_flight and not waits
+        decoding, prompts = self._batcher.next_parts(nothing_else_runs=idle)
         parts = decoding + prompts
         if not parts:
             return False
@@ -336,7 +370,8 @@ class Scheduler:
             and sequence.attempt == flight.attempts[sid]
         }
 
-    def _take(self, flight: _Flight, result: StepResult) -> None:
+    def _take(self, flight: _Flight, result: StepResult) -> list[Sequence]:
+        grown = []
         tokens: dict[str, list[SampledToken]] = defaultdict(list)
         for token in result.tokens:
             tokens[token.sequence_id].append(token)
@@ -357,13 +392,18 @@ class Scheduler:
             elif sampled[0].refusal:
                 self._fail_sequence(sequence, InvalidRequest(sampled[0].refusal))
             else:
+                guess, sequence.guess = sequence.guess, []
                 if part.drafts:
                     self._drafted += part.drafts
                     self._accepted += len(sampled) - 1
-                    sequence.lookup.verified(len(sampled) - 1, part.drafts)
+                    made = self._drafter if guess and self._drafter else sequence.lookup
+                    made.verified(len(sampled) - 1, part.drafts)
                 events = sequence.add(sampled)
                 self._tokens += len(events)
                 self._untold += ((sequence, event) for event in events)
+                if not sequence.done:
+                    grown.append(sequence)
+        return grown
 
     def _fail(self, flight: _Flight, error: ExoError) -> None:
         """A cache miss is answered by prefilling again, a cache that is full by making way;
@@ -405,6 +445,8 @@ class Scheduler:
         """Nobody waits for it any longer. What it has computed is kept for who begins alike."""
         sequence.done = True
         self._line.remove(sequence)
+        if self._drafter is not None:
+            self._drafter.forget(sequence.id)
         if self._batcher.running.pop(sequence.id, None) is not None:
             if sequence.failed or not sequence.may_reuse:
                 self._memory.drop(sequence.id)

@@ -13,7 +13,7 @@ from exo.inference.batch import Slice
 from exo.inference.constrained import MAX_FORCED
 from exo.inference.sampling import SampledToken
 from exo.networking.calls.messages import GenerationEvent, GenerationRequest
-from exo.orchestration.serving.drafts import PromptLookup
+from exo.orchestration.serving.drafts.prompt_lookup import PromptLookup
 from exo.orchestration.serving.prefixes import common
 
 MAX_UNREAD = 4096
@@ -42,6 +42,10 @@ class Sequence:
         self.cache_misses = 0
         self.done = False
         self.failed = False
+        self.awaits_guess = False
+        """A small model is at work on what may come next."""
+        self.guess: list[int] = []
+        """What it thinks comes after `tokens`."""
         self._shared: dict[str, int] = {}
         self._pooled: npt.NDArray[np.float32] | None = None
         self._events: asyncio.Queue[GenerationEvent | ExoError] = asyncio.Queue()
@@ -53,7 +57,8 @@ class Sequence:
     @property
     def can_decode(self) -> bool:
         """A token sampled last is left to compute, with those that a constraint had follow it."""
-        return self.is_decoding and not self.in_flight and self.left > 0
+        waits = self.in_flight or self.awaits_guess
+        return self.is_decoding and not waits and self.left > 0
 
     @property
     def is_decoding(self) -> bool:
@@ -116,6 +121,7 @@ class Sequence:
     def begin_again(self) -> None:
         """Forget what was computed; what is still in flight belongs to an earlier attempt."""
         self.scheduled = self.in_flight = 0
+        self.awaits_guess, self.guess = False, []
         self._pooled = None
         self.attempt += 1
 
@@ -166,6 +172,12 @@ class Sequence:
             limit = min(len(self.request.prompt) - 1, len(other.request.prompt))
             self._shared[other.id] = common(self.request.prompt, other.request.prompt, limit)
         return self._shared[other.id]
+
+    def take_guess(self, length: int, guess: list[int]) -> None:
+        """What may come after its first `length` tokens."""
+        if self.awaits_guess:
+            self.awaits_guess = False
+            self.guess = guess if length == len(self.tokens) else []
 
     def fail(self) -> None:
         self.done = self.failed = True

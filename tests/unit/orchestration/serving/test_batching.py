@@ -11,23 +11,25 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from virtual_time import VirtualTimeLoop
 
 from exo.errors import CacheMiss, EngineFailed, ExoError, Overloaded, PromptTooLong
-from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
+from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice, StepOutput
 from exo.inference.dummy.engine import _LETTERS, N_LAYERS, DummyEngine, Faults
 from exo.inference.sampling import SamplingParams
 from exo.networking.calls.messages import GenerationRequest, StepFailure
 from exo.networking.rings.frames import MemberRoom, Release, Rooms, Step, StepResult
 from exo.orchestration.config import ServingRules
 from exo.orchestration.serving import sequence as serving
+from exo.orchestration.serving.drafts.drafter import Drafter
 from exo.orchestration.serving.ledger import Ledger
 from exo.orchestration.serving.scheduler import Scheduler
 from exo.shard import RingMember, RingPlan, Shard
@@ -195,6 +197,36 @@ class Guesser:
         assert 0 <= right <= drafted
 
 
+class SmallEngine(DummyEngine):
+    """Takes its time, fails now and then, and now and then guesses wrong."""
+
+    def __init__(self, rng: random.Random, fails: float) -> None:
+        super().__init__(Faults())
+        self._rng, self._fails = rng, fails
+
+    def begin_forward(self, shard: Shard, batch: ForwardBatch, states: Any, on_done: Any) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if self._rng.random() < self._fails:
+                self._release([part.sequence_id for part in batch.slices])
+                raise EngineFailed("made up")
+            outcome = self._step(shard, batch, states)
+        except ExoError as error:
+            loop.call_later(0.001, on_done, error)
+            return
+        tokens = (
+            msgspec.structs.replace(token, token_id=1) if self._rng.random() < 0.2 else token
+            for token in outcome.tokens
+        )
+        # Now and then it takes longer than anybody waits.
+        took = self._rng.choice([0.001, 0.001, 0.001, 0.01, 3])
+        loop.call_later(took, on_done, StepOutput(tokens=tuple(tokens)))
+
+    def begin_release(self, sequence_ids: Any, on_done: Any) -> None:
+        self._release(tuple(sequence_ids))
+        on_done(None)
+
+
 @pytest.fixture(autouse=True)
 def guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
@@ -262,14 +294,19 @@ async def client(ring: Ring, name: str, prompt: tuple[int, ...], rng: random.Ran
     fails=st.sampled_from([0.0, 0.0, 0.03]),
     paged=st.booleans(),
     states=st.sampled_from([0, 0, 1, 3]),
+    drafts=st.booleans(),
 )
 def test_every_answer_is_what_it_would_be_alone(
-    seed: int, members: int, pages: int, fails: float, paged: bool, states: int
+    seed: int, members: int, pages: int, fails: float, paged: bool, states: int, drafts: bool
 ) -> None:
     rng = random.Random(seed)
+    small = SmallEngine(rng, fails)
 
     async def all_of_them() -> None:
         ring = Ring(members, pages, rng, fails, paged, states)
+        if drafts:
+            shard = Shard("small", 0, N_LAYERS, N_LAYERS)
+            ring.scheduler.draft_with(partial(Drafter, small, shard, 258))
         many = prompts(rng, rng.randrange(1, 25))
         answers = [client(ring, f"s{i}", prompt, rng) for i, prompt in enumerate(many)]
         ends = await asyncio.wait_for(asyncio.gather(*answers), 600)  # nobody starves
@@ -282,6 +319,7 @@ def test_every_answer_is_what_it_would_be_alone(
         assert ring.most_used <= pages
         assert load.cache.used == load.cache.kept == ring.book.used
         assert ring.held() <= set(ring.book._tables), "an engine holds what the head has forgotten"
+        assert not small._caches and not small._histories, "it guesses for nobody"
         await asyncio.sleep(2 * 3600)
         ring.scheduler.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from exo.orchestration.serving.drafts import MAX_DRAFTS, PromptLookup
+from exo.orchestration.serving.drafts.prompt_lookup import MAX_DRAFTS, PromptLookup
 from exo.orchestration.serving.pace import CAUTION, FIRST_WORTH, Pace
 
 
