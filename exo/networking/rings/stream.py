@@ -26,7 +26,7 @@ CONTENT_TYPE = "application/grpc+msgpack"
 PLAN = "exo-plan"
 """Metadata that names the plan whose frames come."""
 
-STALL_S = 2.0
+STALL_S = 1.5
 """What was sent and not acknowledged by the peer's kernel for so long is lost, and with it the
 connection: a firewall or a router has forgotten it. Heartbeats go by another one and say nothing.
 Linux only; elsewhere a step's deadline ends it."""
