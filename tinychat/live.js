@@ -18,9 +18,15 @@ export function on(kind, heard) {
 }
 
 function tell(kind, item) {
+  if (kind === "cluster") forgetGone(item.nodes);
   if (kind === "lost") last.progress.clear(); // all that is under way is told anew
   else last[kind].set(`${item.node_id} ${item.model}`, item);
   for (const heard of listeners[kind]) heard(item);
+}
+
+// What a node was doing when it went away ends with no word.
+function forgetGone(nodes) {
+  for (const [key, { node_id }] of last.progress) if (!nodes[node_id]) last.progress.delete(key);
 }
 
 // Never ends. (A newer node may tell of more kinds.)
