@@ -6,7 +6,8 @@ at start what is missing. EXO_NATIVE=required (CI, release wheels) makes such a 
 
 A wheel holds the kernels of every instruction set, as it goes to other machines. With EXO_ISAS=own
 a build has those of this machine, and the portable ones that the others are tested against:
-compiling all takes minutes on two cores.
+compiling all takes minutes on two cores. EXO_ZIG_TARGET (scripts/build_wheels) builds with zig for
+another C library or processor.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 def _zig() -> list[str]:
     """A compiler as a requirement of the build, where there is none and PyPI has one."""
+    if os.environ.get("EXO_ZIG_TARGET"):
+        return ["ziglang"]
     known = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64")
     return ["ziglang"] if known and not has_compiler() else []
 
@@ -107,7 +110,8 @@ def _build(build: Callable[..., str], folder: str, settings: Settings, metadata:
     isas = own_isas() if os.environ.get("EXO_ISAS") == "own" else []
     settings = {**(settings or {}), "cmake.define.EXO_ISAS": ";".join(isas)}
     if os.environ.get("EXO_NATIVE") == "required":
-        return build(folder, settings, metadata)
+        with _compiler():
+            return build(folder, settings, metadata)
     try:
         with _compiler():
             return build(folder, settings, metadata)
@@ -119,12 +123,13 @@ def _build(build: Callable[..., str], folder: str, settings: Settings, metadata:
 @contextlib.contextmanager
 def _compiler() -> Iterator[None]:
     """The machine's compiler, or zig's in the environment for as long as the build runs."""
-    if has_compiler():
+    target = os.environ.get("EXO_ZIG_TARGET", "")
+    if not target and has_compiler():
         yield
         return
     import ziglang  # noqa: F401  (fails here, with its name, where it could not be had)
 
-    target = f"{platform.machine()}-linux-{'musl' if 'musl' in _host() else 'gnu'}"
+    target = target or f"{platform.machine()}-linux-{'musl' if 'musl' in _host() else 'gnu'}"
     with tempfile.TemporaryDirectory() as folder:
         wrappers = {"CXX": f"c++ -target {target}", "AR": "ar", "RANLIB": "ranlib"}
         for variable, command in wrappers.items():

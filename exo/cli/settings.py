@@ -338,6 +338,7 @@ def _folder(path: Path) -> Path:
 
 def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The node's settings from parsed flags. Imports late: `exo --help` needs none of it."""
+    from exo.models.card import resolve
     from exo.networking.rings.hidden_states import Wire
     from exo.orchestration.config import DEFAULT_BROADCAST_PORT, NodeConfig, ServingRules
     from exo.topology.capabilities import parse_memory
@@ -368,7 +369,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         memory_bytes=parse_memory(args.memory) if args.memory else None,
         kv_memory_bytes=parse_memory(args.kv_memory) if args.kv_memory else None,
         kv_bits=args.kv_bits,
-        draft_model=args.draft_model,
+        draft_model=resolve(args.draft_model).model_id if args.draft_model else "",
         models_folders=tuple(_folder(path) for path in args.models_dir),
         standby=args.standby,
         serving=ServingRules(

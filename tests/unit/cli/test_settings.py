@@ -6,7 +6,7 @@ import pytest
 
 from exo.cli.main import build_parser
 from exo.cli.settings import home, node_config, node_id
-from exo.errors import InvalidRequest
+from exo.errors import InvalidRequest, ModelNotFound
 
 
 def test_the_node_id_stays_and_two_processes_never_share_it(tmp_path: Path) -> None:
@@ -42,10 +42,12 @@ def test_old_flags_and_new_ones_become_settings(
     monkeypatch.setenv("EXO_HOME", str(tmp_path))
     flags = "--node-id n --node-host 127.0.0.1 --node-port 7 --broadcast-port 8 --listen-port 8"
     flags += " --discovery-module none --inference-engine dummy --memory 2GB --interface lo"
+    flags += " --kv-bits 8 --draft-model qwen3-0.6b"
     config = node_config(build_parser().parse_args(flags.split()))
     assert (config.node_id, config.node_host, config.listen_port) == ("n", "127.0.0.1", 7)
     assert (config.broadcast_port, config.discovery, config.engine) == (8, "none", "dummy")
     assert (config.memory_bytes, config.interfaces) == (2 * 10**9, ("lo",))
+    assert (config.kv_bits, config.draft_model) == (8, "qwen3-0.6b")
     assert node_config(build_parser().parse_args(["--peers", "a:1"])).discovery == "manual"
 
 
@@ -59,4 +61,10 @@ def test_flags_before_and_after_run_both_count() -> None:
 def test_two_ports_for_announcements_are_refused(tmp_path: Path) -> None:
     args = build_parser().parse_args(["--listen-port", "1", "--broadcast-port", "2"])
     with pytest.raises(InvalidRequest, match="differ"):
+        node_config(args)
+
+
+def test_a_draft_model_that_cannot_be_is_refused_at_once() -> None:
+    args = build_parser().parse_args(["--draft-model", "qwen3-0.6"])
+    with pytest.raises(ModelNotFound, match="did you mean qwen3-0.6b"):
         node_config(args)
