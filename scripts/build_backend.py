@@ -34,6 +34,16 @@ from scikit_build_core.build import (  # noqa: F401  (hooks of PEP 517)
 
 Settings = dict[str, Any] | None
 
+_ZIG_CALLS_IT = """for flag do
+  shift
+  case $flag in -march=armv8.2-a+fp16*)
+    flag=-mcpu=generic+v8_2a+fullfp16${flag#-march=armv8.2-a+fp16} ;;
+  esac
+  set -- "$@" "$flag"
+done
+"""
+"""ARM's instruction sets have other names in zig's compiler than in gcc and clang."""
+
 
 def has_compiler() -> bool:
     """Whether CMake would find a C++ compiler that runs."""
@@ -134,7 +144,8 @@ def _compiler() -> Iterator[None]:
         wrappers = {"CXX": f"c++ -target {target}", "AR": "ar", "RANLIB": "ranlib"}
         for variable, command in wrappers.items():
             wrapper = Path(folder) / f"zig-{variable.lower()}"
-            wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {command} "$@"\n')
+            run = f'exec "{sys.executable}" -m ziglang {command} "$@"\n'
+            wrapper.write_text(f"#!/bin/sh\n{_ZIG_CALLS_IT}{run}")
             wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
             os.environ[variable] = str(wrapper)
         try:
