@@ -142,7 +142,8 @@ class Scheduler:
     def draft_with(self, make: Callable[[Pace, Callable[[], None]], Drafter]) -> None:
         """Have a small model guess what comes next. It is given the ring's pace, and what it is to
         call when sequences that waited for it can go on."""
-        self._drafter = make(self._pace, self._go_on)
+        if self._drafter is None:
+            self._drafter = make(self._pace, self._go_on)
 
     @property
     def rooms(self) -> tuple[MemberRoom, ...]:

@@ -41,6 +41,9 @@ CHUNK_TOKENS = 256
 PATIENCE_S = 2.0
 """Sequences go on without guesses that take longer."""
 
+REST_S = 5.0
+"""After a failure, of a KV cache that is full above all, nobody is guessed for for so long."""
+
 FIRST_CHANCE = 0.6
 _NEWS = 0.05
 """Of the chance that a guess is right, what the newest one makes up."""
@@ -124,6 +127,7 @@ class Drafter:
         self._alarm: asyncio.TimerHandle | None = None
         self._chance = FIRST_CHANCE
         self._guess_s = 0.0  # a step of the small model, 0 where that is not known
+        self._not_before = 0.0  # the event loop's clock
         self._closed = False
 
     def guess(
@@ -140,7 +144,8 @@ class Drafter:
         known = self._known.get(sequence_id)
         if known is None:
             known = self._known[sequence_id] = Guessed(sequence_id, tokens)
-        if self._closed or known.is_fed or known.wanted is not None:
+        rests = self._closed or self._loop.time() < self._not_before
+        if rests or known.is_fed or known.wanted is not None:
             return False
         lacks = len(tokens) - known.begin()
         if lacks > NEAR_TOKENS:
@@ -238,7 +243,7 @@ class Drafter:
         def read(outcome: StepOutput | ExoError) -> None:
             known.is_fed = False
             if isinstance(outcome, ExoError):
-                logger.info("%s: no guesses: %s", self._shard, outcome.message)
+                self._failed(outcome)
                 known.fed, known.sure = [], 0
             elif known in self._known.values():
                 known.fed += ids
@@ -274,7 +279,7 @@ class Drafter:
             current.steps += 1
             tokens = {}
             if isinstance(outcome, ExoError):
-                logger.info("%s: no guesses: %s", self._shard, outcome.message)
+                self._failed(outcome)
             else:
                 tokens = {token.sequence_id: token.token_id for token in outcome.tokens}
             for known, wanted, new in asked:
@@ -293,6 +298,10 @@ class Drafter:
         for known, _, _ in asked:
             known.is_fed = True
         self._forward(tuple(slices), ids, on_done)
+
+    def _failed(self, error: ExoError) -> None:
+        logger.warning("%s guesses nothing for a while: %s", self._shard, error.message)
+        self._not_before = self._loop.time() + REST_S
 
     def _end_round(self, current: _Round) -> None:
         if current.steps:
