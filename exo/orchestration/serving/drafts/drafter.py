@@ -19,6 +19,7 @@ import numpy as np
 from exo.errors import ExoError
 from exo.inference.batch import ForwardBatch, Slice, StepOutput
 from exo.inference.engine import InferenceEngine
+from exo.orchestration.serving.drafts.chance import Chance
 from exo.orchestration.serving.pace import Pace
 from exo.shard import Shard
 from exo.tasks import tell
@@ -125,7 +126,7 @@ class Drafter:
         self._waiting: list[Guessed] = []
         self._round: _Round | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._chance = FIRST_CHANCE
+        self._chance = Chance(FIRST_CHANCE, _NEWS, _HOPE)
         self._guess_s = 0.0  # a step of the small model, 0 where that is not known
         self._not_before = 0.0  # the event loop's clock
         self._closed = False
@@ -144,7 +145,8 @@ class Drafter:
         known = self._known.get(sequence_id)
         if known is None:
             known = self._known[sequence_id] = Guessed(sequence_id, tokens)
-        rests = self._closed or self._loop.time() < self._not_before
+        is_late = self._round is not None and self._alarm is None  # it was given up
+        rests = self._closed or is_late or self._loop.time() < self._not_before
         if rests or known.is_fed or known.wanted is not None:
             return False
         lacks = len(tokens) - known.begin()
@@ -165,20 +167,18 @@ class Drafter:
         best, fastest = 0, WORTH * without
         chance = expected = 1.0
         for count in range(1, MOST + 1):
-            chance *= self._chance
+            chance *= self._chance.value
             expected += chance
             seconds = count * self._guess_s + step_s + row_s * decoding * (1 + count)
             if decoding * expected / seconds > fastest:
                 best, fastest = count, decoding * expected / seconds
         if not best:
-            self._chance += _HOPE * (FIRST_CHANCE - self._chance)
+            self._chance.not_tried()
         return best
 
     def verified(self, right: int, drafted: int) -> None:
         """So many of the guesses of a sequence were right."""
-        for number in range(min(right + 1, drafted)):
-            hit = 1.0 if number < right else 0.0
-            self._chance += _NEWS * (hit - self._chance)
+        self._chance.verified(right, drafted)
 
     def go_on(self, count: int) -> None:
         """Begin what was asked for: `count` guesses for each."""

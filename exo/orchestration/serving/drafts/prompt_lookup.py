@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from exo.orchestration.serving.drafts.chance import Chance
+
 NGRAM = 3
 """Tokens at the end that have to have come before for what followed them to be guessed."""
 
@@ -30,7 +32,8 @@ class PromptLookup:
         self._tokens = tokens
         self._after: dict[tuple[int, ...], int] = {}  # where a gram's latest occurrence ended
         self._indexed = 0
-        self._right = list(_PRIORS)  # the chance of a guess, by the length of what is the same
+        # By the length of what is the same.
+        self._chances = [Chance(prior, _NEWS, _HOPE) for prior in _PRIORS]
         self._kind = 0
 
     def draft(self, worth: float, limit: int) -> list[int]:
@@ -48,10 +51,10 @@ class PromptLookup:
         while same < _LONGER[-1] and same < start and tokens[start - 1 - same] == tokens[-1 - same]:
             same += 1
         self._kind = sum(same >= longer for longer in _LONGER)
-        chance = self._right[self._kind]
+        chance = self._chances[self._kind].value
         count = 0 if chance < worth else int(math.log(worth) / math.log(min(chance, 0.99)))
         if count < 1:
-            self._right[self._kind] += _HOPE * (_PRIORS[self._kind] - chance)
+            self._chances[self._kind].not_tried()
             return []
         guessed: list[int] = []
         for i in range(min(count, limit, MAX_DRAFTS)):
@@ -61,6 +64,4 @@ class PromptLookup:
 
     def verified(self, right: int, drafted: int) -> None:
         """So many of the guesses made last were right."""
-        for number in range(min(right + 1, drafted)):
-            hit = 1.0 if number < right else 0.0
-            self._right[self._kind] += _NEWS * (hit - self._right[self._kind])
+        self._chances[self._kind].verified(right, drafted)

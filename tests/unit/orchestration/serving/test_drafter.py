@@ -134,6 +134,7 @@ async def test_nobody_waits_long(monkeypatch: Any) -> None:
     tokens = [1, 2]
     assert await world.guess("s", tokens) == []
     assert await world.guess("s", tokens) is None, "the step is still on its way"
+    assert await world.guess("t", [3, 4]) is None, "nor does anybody else wait for it"
     assert world.went_on == 1
 
 
