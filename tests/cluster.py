@@ -147,6 +147,13 @@ class ExoProcess:
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    async def counted(self, what: str) -> float:
+        """A counter of /metrics, of all models together."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as found:
+            lines = (await found.text()).splitlines()
+        own = (line for line in lines if line.startswith(f"exo_{what}_total{{"))
+        return sum(float(line.rpartition(" ")[2]) for line in own)
+
     # What clients do --------------------------------------------------------------------------
 
     async def get(self, path: str, timeout_s: float = 5) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 from exo.download.progress import OnProgress, Progress
 from exo.download.watch import watched
 from exo.errors import ExoError, InvalidRequest, ModelTooLarge
-from exo.inference.engine import InferenceEngine
 from exo.models.tokenizer import load_tokenizer
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.serving.rings import Rings
@@ -25,13 +24,11 @@ class DraftModel:
     def __init__(
         self,
         model_id: str,
-        engine: InferenceEngine,
         files: ModelFiles,
         rings: Rings,
         free_bytes: Callable[[], int],
     ) -> None:
         self._model_id = model_id
-        self._engine = engine
         self._files = files
         self._rings = rings
         self._free_bytes = free_bytes
@@ -68,14 +65,8 @@ class DraftModel:
         if size > free:
             raise ModelTooLarge(f"it takes {size / 1e9:.2f} GB, and {free / 1e9:.2f} are free")
         path = await self._files.bring_shard(shard, path, on_progress)
-        loop = asyncio.get_running_loop()
-
-        def heard(moves: OnProgress, done: int, total: int) -> None:
-            progress = Progress("loading", str(shard), done, total)
-            loop.call_soon_threadsafe(moves, progress)
-
         await watched(
-            lambda moves: self._engine.load(shard, path, lambda *at: heard(moves, *at)),
+            lambda moves: self._rings.load_small(shard, path, moves),
             on_progress,
             Progress("loading", str(shard)),
         )

@@ -139,13 +139,7 @@ class StandardNode(NodeHandler):
             self.membership,
             self._keeper.check_not_stale,
             self._standby,
-            DraftModel(
-                config.draft_model,
-                engine,
-                self.files,
-                self.rings,
-                lambda: self._own.free_bytes(),
-            ),
+            DraftModel(config.draft_model, self.files, self.rings, lambda: self._own.free_bytes()),
         )
         self._changed = asyncio.Condition()
         self._tasks = TaskOwner(f"node {config.node_id}")

@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import zoo
-from cluster import ExoProcess, cluster
+from cluster import cluster
 
 MODEL = "smollm2-135m"
 STORY = {"max_tokens": 60, "temperature": 0.8, "seed": 3, "logprobs": True}
@@ -22,16 +21,9 @@ def twin(checkpoint: Path, folder: Path) -> str:
     return str(folder / "twin")
 
 
-async def counted(node: ExoProcess, what: str) -> int:
-    async with aiohttp.ClientSession() as session, session.get(f"{node.url}/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    found = (line for line in lines if line.startswith(f"exo_{what}_total{{"))
-    return sum(int(float(line.split()[-1])) for line in found)
-
-
 async def stories(
     folder: Path, home: Path, nodes: int, *flags: str
-) -> tuple[list[Any], dict[str, int]]:
+) -> tuple[list[Any], dict[str, float]]:
     """Three at once, and what their head counts."""
     folder.mkdir()
     async with cluster(folder, home) as c:
@@ -47,7 +39,7 @@ async def stories(
         )
         answers = await asyncio.gather(*asked)
         counts = {
-            what: sum([await counted(node, what) for node in c.nodes.values()])
+            what: sum([await node.counted(what) for node in c.nodes.values()])
             for what in ("drafted_tokens", "accepted_tokens", "steps")
         }
         return [answer["choices"] for answer in answers], counts
@@ -78,7 +70,7 @@ async def test_around_a_slow_ring_several_tokens_go_at_once(tmp_path: Path) -> N
             await c.together()
             texts.append(await head.chat("a question", max_tokens=60))
             assert await head.ring() == ["head", "tail"]
-            steps.append(await counted(head, "steps"))
+            steps.append(await head.counted("steps"))
     assert texts[0] == texts[1] and len(texts[0]) == 60
     assert steps[1] < 0.5 * steps[0], steps
 
@@ -91,4 +83,4 @@ async def test_another_vocabulary_guesses_nothing(exo_home: Path, tmp_path: Path
         await c.together()
         assert await a.chat("Hi", MODEL, max_tokens=2)
         assert "does not guess for smollm2-135m: it has another vocabulary" in a.log.read_text()
-        assert await counted(a, "drafted_tokens") == 0
+        assert await a.counted("drafted_tokens") == 0

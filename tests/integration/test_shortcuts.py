@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import zoo
 from cluster import Cluster, ExoProcess, cluster, until
@@ -50,13 +49,6 @@ async def leave(node: ExoProcess, chat: list[dict[str, str]], after_s: float) ->
     await asyncio.wait([task], timeout=after_s)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-async def counted(node: ExoProcess, what: str) -> float:
-    async with aiohttp.ClientSession() as session, session.get(f"{node.url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    (found,) = (line for line in lines if line.startswith(f"exo_{what}_total{{"))
-    return float(found.rpartition(" ")[2])
 
 
 async def ring(c: Cluster, nodes: int, megabytes: int) -> None:
@@ -101,16 +93,16 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
         cached += map(cached_tokens, answers)
         # Of all rounds: with room for two chats, who finds what in one is a matter of time.
         assert sum(cached) > 500, cached
-        assert await counted(first, "accepted_tokens") > 20
+        assert await first.counted("accepted_tokens") > 20
         # Let in for their short prompts; no two of them can come to their ends together.
         said = ("Count to a hundred.", "Tell me.", "What is rain?")
         short = [{"role": "user", "content": text} for text in said]
         long = {"max_tokens": 400, "ignore_eos": True, "cache_prompt": False}
-        before = await counted(first, "preempted")
+        before = await first.counted("preempted")
         solo = [await asked(first, [chat], **long) for chat in short]
         answers = await asyncio.gather(*(asked(first, [chat], **long) for chat in short))
         assert list(map(bits, answers)) == list(map(bits, solo))
-        assert await counted(first, "preempted") > before
+        assert await first.counted("preempted") > before
 
         async def nobody() -> bool:
             view = await first.get("/v1/topology")

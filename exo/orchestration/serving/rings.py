@@ -151,8 +151,14 @@ class Rings:
             self._descriptions[plan.model_id], self._paths[plan.model_id] = description, path
             if shard not in self._shards:
                 await self._load(shard, path, on_progress)
+                self._shards.add(shard)
             if plan.hash not in self._ranks:
                 await self._take_place(plan)
+
+    async def load_small(self, small: Shard, path: Path, on_progress: OnProgress) -> None:
+        """Load a whole model that guesses, and has no place in a plan. Raises EngineFailed."""
+        async with self._load_lock:
+            await self._load(small, path, on_progress)
 
     async def stand_by(self, layer: Shard) -> None:
         """Have a layer of a model with a place here in memory, too.
@@ -185,7 +191,6 @@ class Rings:
         logger.info("loading %s", shard)
         await self._engine.load(shard, path, report)
         logger.info("%s is loaded, of which %d bytes were read", shard, read)
-        self._shards.add(shard)
 
     async def _take_place(self, plan: RingPlan) -> None:
         link = None

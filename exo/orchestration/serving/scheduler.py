@@ -9,7 +9,6 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -324,8 +323,9 @@ class Scheduler:
                 continue
             if not self._batcher.looked_up(sequence, decoding):
                 how = Slice("", 0, 1, sequence.request.sampling, len(sequence.request.prompt))
-                take = partial(sequence.take_guess, len(sequence.tokens))
-                sequence.awaits_guess = drafter.guess(sequence.id, sequence.tokens, how, most, take)
+                sequence.awaits_guess = drafter.guess(
+                    sequence.id, sequence.tokens, how, most, sequence.take_guess
+                )
         drafter.go_on(count)
 
     def _ask_for_rooms(self) -> None:

@@ -173,11 +173,10 @@ class Sequence:
             self._shared[other.id] = common(self.request.prompt, other.request.prompt, limit)
         return self._shared[other.id]
 
-    def take_guess(self, length: int, guess: list[int]) -> None:
-        """What may come after its first `length` tokens."""
+    def take_guess(self, guess: list[int]) -> None:
+        """What may come after its tokens, if it still waits for that."""
         if self.awaits_guess:
-            self.awaits_guess = False
-            self.guess = guess if length == len(self.tokens) else []
+            self.awaits_guess, self.guess = False, guess
 
     def fail(self) -> None:
         self.done = self.failed = True
