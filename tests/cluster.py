@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ import aiohttp
 
 START_S = 30.0
 """How long a process may take to answer; the machine may be busy with other tests."""
+
+LIBRARIES = re.compile(r" D (grpc|hpack|asyncio)")
 
 
 def _ports() -> Iterator[int]:
@@ -145,7 +148,9 @@ class ExoProcess:
             raise AssertionError(f"{self.name} did not end on Ctrl-C:\n{self.tail()}") from None
 
     def tail(self, lines: int = 60) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The last lines of its log, without what the libraries below say at DEBUG=9."""
+        said = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in said if not LIBRARIES.search(line)][-lines:])
 
     async def counted(self, what: str) -> float:
         """A counter of /metrics, of all models together."""
@@ -309,9 +314,14 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def cluster(folder: Path, home: Path | None = None) -> AsyncIterator[Cluster]:
-    """A cluster that is stopped at the end whatever happens."""
+    """A cluster that is stopped at the end whatever happens; a failure shows its nodes' logs."""
     made = Cluster(folder, home)
     try:
         yield made
+    except BaseException:
+        for node in made.nodes.values():
+            state = "lives" if node.lives else "has ended"
+            sys.stdout.write(f"---- {node.name}, which {state}:\n{node.tail()}\n")
+        raise
     finally:
         await asyncio.to_thread(made.stop)

@@ -156,9 +156,14 @@ async def test_an_answer_goes_on_with_the_same_bits_when_a_member_dies(
         await ring(c, 2, 200)
         first = c.nodes["n0"]
         chat = chats(random.Random(0))[0]
-        how = {"max_tokens": 300, "temperature": 0.8, "seed": 5, "frequency_penalty": 0.3}
+        how = {"max_tokens": 100, "temperature": 0.8, "seed": 5, "frequency_penalty": 0.3}
         alone = await asked(first, chat, cache_prompt=False, **how)
-        assert len(await first.ring(MODEL)) == 2
+
+        async def is_whole() -> bool:
+            return len(await first.ring(MODEL)) == 2
+
+        # A busy machine makes a node slow, and a slow one gets no layers for 30 s.
+        await until(is_whole, "both have layers", 90)
         answer = asyncio.ensure_future(asked(first, chat, **how))
 
         async def under_way() -> bool:
@@ -167,5 +172,5 @@ async def test_an_answer_goes_on_with_the_same_bits_when_a_member_dies(
 
         await until(under_way, "the answer is under way")
         c.nodes["n1"].kill()
-        assert bits(await asyncio.wait_for(answer, 20)) == bits(alone)
+        assert bits(await answer) == bits(alone)
         assert len(await first.ring(MODEL)) == 1
