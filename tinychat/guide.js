@@ -11,6 +11,7 @@ const PAGES = {
   memory: "Models and memory",
   models: "Formats",
   operations: "Operations",
+  packaging: "Packages",
   metrics: "Metrics",
   faq: "Questions",
   architecture: "How it works",

@@ -19,7 +19,8 @@ export async function speak(wanted = navigator.languages) {
   const chosen = bases.find((base) => base === "en" || LANGUAGES.includes(base)) ?? "en";
   if (chosen === "en") return;
   try {
-    known = await (await fetch(`/tinychat/languages/${chosen}.json`)).json();
+    const words = new URL(`languages/${chosen}.json`, import.meta.url); // beside this very file
+    known = await (await fetch(words)).json();
   } catch (error) {
     console.warn(`no words in ${chosen}:`, error); // English is understood, too
     return;

@@ -28,6 +28,7 @@ from exo.api.dialects.openai_responses import OpenAIResponses
 from exo.api.http.access import Access, add_cors_headers, only_known_origins, only_with_key
 from exo.api.http.errors import as_errors
 from exo.api.http.openapi import openapi_routes
+from exo.api.http.pages import Pages
 from exo.api.http.request_id import add_request_id, with_request_id
 from exo.api.http.routes import add_routes
 from exo.api.request import ChatDefaults
@@ -91,9 +92,13 @@ class ApiServer:
         routes += ClusterRoutes(node).routes() + BenchRoutes(node).routes() + downloads.routes()
         routes += CatalogRoutes(node).routes() + EventRoutes(node).routes()
         routes += metrics.routes()
-        routes += openapi_routes(routes, tinychat_folder())
+        pages = Pages(_folder("tinychat"), "/tinychat/")
+        routes += openapi_routes(routes, pages)
         add_routes(app, routes)
-        _add_tinychat(app)
+        index = pages.page("index.html", {"Content-Security-Policy": PAGE_POLICY})
+        app.router.add_get("/", index)
+        Pages(_folder("docs"), "/tinychat/guide/").add_to(app)
+        pages.add_to(app)
         # A client that goes away cancels its handler, which cancels its sequence on every node.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None
@@ -146,22 +151,6 @@ PAGE_POLICY = "; ".join(
     ]
 )
 """Nothing a model says can run, load or send anything, even if the page were wrong about it."""
-
-
-def _add_tinychat(app: web.Application) -> None:
-    folder = tinychat_folder()
-
-    async def index(http: web.Request) -> web.FileResponse:
-        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": PAGE_POLICY}
-        return web.FileResponse(folder / "index.html", headers=headers)
-
-    app.router.add_get("/", index)
-    app.router.add_static("/tinychat/guide/", _folder("docs"))
-    app.router.add_static("/tinychat/", folder)
-
-
-def tinychat_folder() -> Path:
-    return _folder("tinychat")
 
 
 def _folder(name: str) -> Path:

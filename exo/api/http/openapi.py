@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,8 @@ from aiohttp import web
 
 from exo import __version__
 from exo.api.http.bodies import Body
-from exo.api.http.routes import Handler, Route
+from exo.api.http.pages import Pages
+from exo.api.http.routes import Route
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -109,22 +109,18 @@ def _name(body: type[Body]) -> str:
     return body.__name__
 
 
-def openapi_routes(routes: Sequence[Route], pages: Path) -> list[Route]:
-    """The description of `routes` and of these, and the pages that are in the folder."""
+def openapi_routes(routes: Sequence[Route], pages: Pages) -> list[Route]:
+    """The description of `routes` and of these, and the pages that show it and the guide."""
 
     async def described(http: web.Request) -> web.Response:
         return web.json_response(whole)
 
-    def shown(name: str) -> Handler:
-        async def show(http: web.Request) -> web.FileResponse:
-            return web.FileResponse(pages / name, headers={"Cache-Control": "no-cache"})
-
-        return show
-
     own = [
         Route("GET", "/openapi.json", described, "This description"),
-        Route("GET", "/docs", shown("docs.html"), "The same for people", content="text/html"),
-        Route("GET", "/docs/guide", shown("guide.html"), "How to use exo", content="text/html"),
+        Route("GET", "/docs", pages.page("docs.html"), "The same for people", content="text/html"),
+        Route(
+            "GET", "/docs/guide", pages.page("guide.html"), "How to use exo", content="text/html"
+        ),
     ]
     whole = document([*routes, *own])
     return own
