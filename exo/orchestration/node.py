@@ -369,10 +369,7 @@ class StandardNode(NodeHandler):
     async def unload(self, plan_hash: str) -> bool:
         """End a plan this node heads, on which nothing runs, and free its memory on every member;
         False if something does."""
-        plan = await self.rings.unload(plan_hash)
-        if plan is not None:
-            self.plans.forget(plan.model_id)
-        return plan is not None
+        return await self.rings.unload(plan_hash, self.plans.forget)
 
     def on_frame(self, plan_hash: str, frame: Frame) -> None:
         self.rings.on_frame(plan_hash, frame)

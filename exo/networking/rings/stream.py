@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -133,7 +134,7 @@ class RingStream:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            tell(self._loop, self._cut, str(error))
+            tell(self._loop, self._cut, _in_words(error))
             return
         self.sent_bytes += sent
         del outgoing[:sent]
@@ -162,7 +163,7 @@ class RingStream:
         except BlockingIOError:
             return
         except OSError as error:
-            self._cut(str(error))
+            self._cut(_in_words(error))
             return
         if not data:
             self._cut("the peer closed it")
@@ -210,6 +211,13 @@ class RingStream:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._socket.close()
+
+
+def _in_words(error: OSError) -> str:
+    """The system's own limit (TCP_USER_TIMEOUT) may come before that of `_wait_until_writable`."""
+    if error.errno == errno.ETIMEDOUT:
+        return f"it took no bytes for {STALL_S:g} s"
+    return str(error)
 
 
 async def _connected(host: str, port: int) -> socket.socket:

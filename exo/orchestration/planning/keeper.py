@@ -224,10 +224,11 @@ class PlanKeeper:
     async def retire(self, plan_hash: str, reason: str, unload_model: str) -> None:
         """No new sequences on this plan; with `unload_model` that model's memory is given back."""
         logger.info("plan %s is retired: %s", plan_hash, reason)
+        if unload_model:  # before its plan is: what is wanted and has none gets another
+            self.published.forget(unload_model)
         self.published.remove(plan_hash)
         await self._places.retire(plan_hash, reason)
         if unload_model:
-            self.published.forget(unload_model)
             await self._places.unload_unused(unload_model)
 
     def lost(self, node_id: str, error: ExoError) -> None:

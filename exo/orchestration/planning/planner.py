@@ -185,16 +185,7 @@ class Planner:
 
     async def _make(self, model_id: str, making: _Making) -> RingPlan:
         members, on_progress = self._members(), making.on_progress
-        prepared, left_out = await self._prepare(model_id, members, making)
-        try:
-            plan = self._place(prepared, left_out)
-        except (ModelTooLarge, ModelUnsupported) as error:
-            others = [plan for plan in self._published() if plan.model_id != model_id]
-            if not making.make_room or not await self._make_room(others, prepared, members):
-                reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
-                raise type(error)(error.message + "".join(reasons)) from error
-            prepared, left_out = await self._prepare(model_id, members, making)
-            plan = self._place(prepared, left_out)
+        plan, prepared = await self._placed(model_id, members, making)
         old = self._current(model_id)
         if old is not None and old.same_files_and_nodes(plan):
             # Its cut was right for the memory that was free then, and to move layers has a price.
@@ -211,12 +202,56 @@ class Planner:
             await self._tell(ring, "retire", plan.hash, f"it never served: {error.message}")
             if isinstance(error, DiskFull) and making.full.keys() < members.keys():
                 logger.warning("plan of %s: %s; planning without it", model_id, error.message)
+                making.plan_hash = ""  # nobody waits for who may wait
                 return await self._make(model_id, making)
             raise
         # To who is there now: a node that came while the plan was made must know of it too.
         await self._tell({**members, **self._members()}, "publish", plan)
         on_progress(Progress("ready", model_id))
         return plan
+
+    async def _placed(
+        self, model_id: str, members: Mapping[str, Member], making: _Making
+    ) -> tuple[RingPlan, dict[str, Prepared]]:
+        """A plan, and what its nodes said. Where memory is short for somebody who waits, room is
+        made first, and again if something else took it."""
+        for attempt in range(1, ATTEMPTS + 1):
+            prepared, left_out = await self._prepare(model_id, members, making)
+            try:
+                return self._place(prepared, left_out), prepared
+            except (ModelTooLarge, ModelUnsupported) as error:
+                others = [plan for plan in self._published() if plan.model_id != model_id]
+                may_try = making.make_room and attempt < ATTEMPTS
+                if not may_try or not (
+                    await self._make_room(others, prepared, members)
+                    or await self._others_serve(making, prepared)
+                ):
+                    reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
+                    raise type(error)(error.message + "".join(reasons)) from error
+        raise AssertionError("the loop returns or raises")
+
+    async def _others_serve(self, making: _Making, prepared: dict[str, Prepared]) -> bool:
+        """Wait for what is being loaded into memory that would do: once it serves, and nothing runs
+        on it, it can go. False if it would not do."""
+        loading = {
+            model_id: other
+            for model_id, other in self._making.items()
+            if other is not making and other.plan_hash
+        }
+        enlarged = dict(prepared)
+        for model_id, other in loading.items():
+            for node_id, found in enlarged.items():
+                more = found.held_bytes.get(model_id, 0) + other.reserved.get(node_id, 0)
+                enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
+        try:
+            self._partition(enlarged, {})
+        except (ModelTooLarge, ModelUnsupported):
+            return False
+        tasks = [other.task for other in loading.values() if other.task is not None]
+        if tasks:
+            making.on_progress(Progress("waiting", f"for {', '.join(loading)} to be loaded"))
+            await asyncio.wait(tasks)
+        return bool(tasks)
 
     async def _load(
         self,

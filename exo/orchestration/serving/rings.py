@@ -284,18 +284,20 @@ class Rings:
         scheduler = self._schedulers.get(plan_hash)
         return scheduler.idle_s if scheduler is not None else None
 
-    async def unload(self, plan_hash: str) -> RingPlan | None:
+    async def unload(self, plan_hash: str, forget: Callable[[str], None]) -> bool:
         """End a plan that this node heads, on which nothing runs, and give back its memory on every
-        member; None if something does run on it."""
+        member; False if something does run on it. `forget` is given the model before anything is
+        awaited: one that is wanted and has no plan gets another."""
         scheduler = self._schedulers.get(plan_hash)
         if scheduler is None or scheduler.idle_s is None:
-            return None
+            return False
         plan, reason = scheduler.plan, "unloaded: its memory was needed for another model"
         scheduler.refuse_new(PlanMismatch(f"{plan.model_id} was {reason}"))
+        forget(plan.model_id)
         self._on_over(plan)
         await self._end_everywhere(plan, reason, unload_model=plan.model_id)
         await self.unload_unused(plan.model_id)
-        return plan
+        return True
 
     async def drop(self, plan_hash: str) -> None:
         """Give up the place in a plan and the KV caches of its sequences; the shard stays."""

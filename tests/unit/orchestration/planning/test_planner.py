@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ class Told:
         on_progress(Progress("checking", model_id))
         if isinstance(self.answer, ExoError):
             raise self.answer
-        return Prepared(self.answer, self.memory, self.held)
+        return Prepared(replace(self.answer, model_id=model_id), self.memory, self.held)
 
     async def load_shard(self, plan: RingPlan, on_progress: Any) -> None:
         self.told.append("load")
@@ -267,6 +268,45 @@ async def test_two_models_asked_for_at_once_are_not_given_the_same_memory() -> N
         await made.ensure("other", lambda p: None)
     go_on.set()
     assert (await first).node_ids == ("a",)
+    await made.close()
+
+
+async def test_who_waits_for_a_model_gets_the_memory_of_one_that_is_just_being_loaded() -> None:
+    """8 GB each, of 12: a model loads without anybody waiting for it, then one is asked for."""
+    members = {"a": Told(described(), 12)}
+    published: dict[str, RingPlan] = {}
+    made = planner(members, published)
+    loading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def load_shard(plan: RingPlan, on_progress: Any) -> None:
+        loading.set()
+        await go_on.wait()
+
+    async def publish(plan: RingPlan) -> None:
+        published[plan.model_id] = plan
+        members["a"].idle[plan.hash] = 0.0
+        members["a"].held[plan.model_id], members["a"].memory = 8 * GB, 4 * GB
+
+    async def unload(plan_hash: str) -> bool:
+        [gone] = [name for name, plan in published.items() if plan.hash == plan_hash]
+        del published[gone]
+        members["a"].held, members["a"].memory = {}, 12 * GB
+        return True
+
+    for call in (load_shard, publish, unload):
+        setattr(members["a"], call.__name__, call)
+    background = asyncio.ensure_future(made.ensure("m", lambda p: None))
+    await loading.wait()
+    said: list[str] = []
+    waiting = asyncio.ensure_future(
+        made.ensure("other", lambda p: said.append(p.phase), make_room=True)
+    )
+    while "waiting" not in said:
+        await asyncio.sleep(0)
+    go_on.set()
+    assert (await background).model_id == "m"
+    assert (await asyncio.wait_for(waiting, 5)).node_ids == ("a",)
+    assert list(published) == ["other"]
     await made.close()
 
 
