@@ -29,7 +29,7 @@ class Pages:
     def page(self, name: str, headers: dict[str, str] | None = None) -> Handler:
         async def show(http: web.Request) -> web.Response:
             text = (self._folder / name).read_text(encoding="utf-8")
-            versioned = f'"{self._prefix}{self._version()}/'
+            versioned = f'"{self._prefix}{_version(self._files())}/'
             return web.Response(
                 text=text.replace(f'"{self._prefix}', versioned),
                 content_type="text/html",
@@ -43,11 +43,12 @@ class Pages:
         app.router.add_get(self._prefix + "{name:.+}", self._file)
 
     async def _file(self, http: web.Request) -> web.FileResponse:
-        file = self._files().get(http.match_info["name"])
+        files, version = self._files(), http.match_info.get("version")
+        file = files.get(http.match_info["name"])
         if file is None:
             raise web.HTTPNotFound
         # Who asks for another version gets what there is, but not for good.
-        is_current = http.match_info.get("version") == self._version()
+        is_current = version is not None and version == _version(files)
         headers = {"Cache-Control": FOR_GOOD if is_current else ASK_FIRST}
         return web.FileResponse(file, headers=headers)
 
@@ -58,10 +59,10 @@ class Pages:
             if file.is_file()
         }
 
-    def _version(self) -> str:
-        """Of what is there now: in a checkout the files change while a node runs."""
-        files = self._files()
-        return _digest(tuple((name, file, file.stat().st_mtime_ns) for name, file in files.items()))
+
+def _version(files: dict[str, Path]) -> str:
+    """Of what is there now: in a checkout the files change while a node runs."""
+    return _digest(tuple((name, file, file.stat().st_mtime_ns) for name, file in files.items()))
 
 
 @functools.lru_cache(maxsize=4)

@@ -185,6 +185,7 @@ class Planner:
 
     async def _make(self, model_id: str, making: _Making) -> RingPlan:
         members, on_progress = self._members(), making.on_progress
+        making.plan_hash = ""  # of an attempt before: who may wait for others is not waited for
         plan, prepared = await self._placed(model_id, members, making)
         old = self._current(model_id)
         if old is not None and old.same_files_and_nodes(plan):
@@ -202,7 +203,6 @@ class Planner:
             await self._tell(ring, "retire", plan.hash, f"it never served: {error.message}")
             if isinstance(error, DiskFull) and making.full.keys() < members.keys():
                 logger.warning("plan of %s: %s; planning without it", model_id, error.message)
-                making.plan_hash = ""  # nobody waits for who may wait
                 return await self._make(model_id, making)
             raise
         # To who is there now: a node that came while the plan was made must know of it too.
@@ -243,15 +243,12 @@ class Planner:
             for node_id, found in enlarged.items():
                 more = found.held_bytes.get(model_id, 0) + other.reserved.get(node_id, 0)
                 enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
-        try:
-            self._partition(enlarged, {})
-        except (ModelTooLarge, ModelUnsupported):
-            return False
         tasks = [other.task for other in loading.values() if other.task is not None]
-        if tasks:
-            making.on_progress(Progress("waiting", f"for {', '.join(loading)} to be loaded"))
-            await asyncio.wait(tasks)
-        return bool(tasks)
+        if not tasks or not self._fits(enlarged):
+            return False
+        making.on_progress(Progress("waiting", f"for {', '.join(loading)} to be loaded"))
+        await asyncio.wait(tasks)
+        return True
 
     async def _load(
         self,
@@ -324,13 +321,18 @@ class Planner:
             for node_id, found in enlarged.items():
                 more = found.held_bytes.get(plan.model_id, 0)
                 enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
-            try:
-                self._partition(enlarged, {})
-            except (ModelTooLarge, ModelUnsupported):
+            if not self._fits(enlarged):
                 continue
             logger.info("unloading %s to make room", ", ".join(p.model_id for p in gone))
             return all([await members[plan.head_id].unload(plan.hash) for plan in gone])
         return False
+
+    def _fits(self, prepared: dict[str, Prepared]) -> bool:
+        try:
+            self._partition(prepared, {})
+        except (ModelTooLarge, ModelUnsupported):
+            return False
+        return True
 
     def _partition(
         self, prepared: dict[str, Prepared], left_out: dict[str, str]

@@ -310,6 +310,36 @@ async def test_who_waits_for_a_model_gets_the_memory_of_one_that_is_just_being_l
     await made.close()
 
 
+async def test_two_that_begin_again_do_not_wait_for_each_other() -> None:
+    """The same loss ends the loading of both, and then each would fit without the other."""
+    members = {"a": Told(described(), 30)}
+    made = planner(members)
+    loading = 0
+    both, go_on = asyncio.Event(), asyncio.Event()
+
+    async def load_shard(plan: RingPlan, on_progress: Any) -> None:
+        nonlocal loading
+        loading += 1
+        if loading == 2:
+            both.set()
+        await go_on.wait()
+        raise PeerUnavailable("b is gone")
+
+    members["a"].load_shard = load_shard  # type: ignore[method-assign]
+    asked = [
+        asyncio.ensure_future(made.ensure(name, lambda p: None, make_room=True))
+        for name in ("m", "other")
+    ]
+    await both.wait()
+    members["a"].memory, members["a"].held = 4 * GB, {"m": 8 * GB, "other": 8 * GB}
+    go_on.set()
+    async with asyncio.timeout(5):
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    # What the first leaves is free for the second, whose loading fails again.
+    assert [type(error) for error in found] == [ModelTooLarge, PeerUnavailable]
+    await made.close()
+
+
 async def test_who_is_lost_again_and_again_gets_layers_only_if_nothing_fits_without() -> None:
     why = {"b": "it was lost again and again"}
     members = {"a": Told(described(), 32), "b": Told(described(), 32), "c": Told(described(), 32)}
