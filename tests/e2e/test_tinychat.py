@@ -285,7 +285,8 @@ async def test_formulas_are_drawn(page: Page) -> None:
     await expect(body.locator("pre code")).to_have_text("$x$\n")
     # As it grows, letter by letter, it becomes the same, and a formula is not cut in two.
     same = """async (text) => {
-      const { Growing, render } = await import("/tinychat/markdown.js");
+      const page = document.querySelector("script[type=module]").src; // its very module, not a twin
+      const { Growing, render } = await import(new URL("markdown.js", page));
       const [grown, whole] = [document.createElement("div"), document.createElement("div")];
       document.body.append(grown);
       let drawn;
