@@ -405,14 +405,17 @@ class PlanKeeper:
     async def _fit(self, model_id: str, alive: frozenset[str]) -> None:
         last = self._fitted.get(model_id)
         tries = last.tries + 1 if last is not None and last.alive == alive else 0
+        made: RingPlan | None = None
         try:
-            await self._planner.ensure(model_id, unheard, renew=True)
+            made = await self._planner.ensure(model_id, unheard, renew=True)
         except ExoError as error:
             # Whoever asks for the model meanwhile gets this error, or a working plan.
             logger.warning("no new plan of %s yet: %s", model_id, error.message)
         finally:
             del self._fitting[model_id]
         plan = self.published.of(model_id)
+        if plan is not None and made is not None:
+            plan = made  # one that another planner published meanwhile is looked at without a rest
         rest_s = min(FIRST_REST_S * 2**tries, LONGEST_REST_S)
         self._fitted[model_id] = _Fitted(
             alive, plan.hash if plan else "", tries, self._now + rest_s
