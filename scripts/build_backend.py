@@ -5,9 +5,9 @@ brings a clang; where that fails too, the package is built without kernels, exo 
 at start what is missing. EXO_NATIVE=required (CI, release wheels) makes such a failure fatal.
 
 A wheel holds the kernels of every instruction set, as it goes to other machines. With EXO_ISAS=own
-a build has those of this machine, and the portable ones that the others are tested against:
-compiling all takes minutes on two cores. EXO_ZIG_TARGET (scripts/build_wheels) builds with zig for
-another C library or processor.
+a build has the best that this machine runs, and the portable ones that the others are tested
+against; with EXO_ISAS=runnable all that it runs: compiling all takes minutes on two cores.
+EXO_ZIG_TARGET (scripts/build_wheels) builds with zig for another C library or processor.
 """
 
 from __future__ import annotations
@@ -87,27 +87,37 @@ def build_editable(
     return _build(scikit.build_editable, wheel_directory, config_settings, metadata_directory)
 
 
-def own_isas() -> list[str]:
-    """Which of native/CMakeLists.txt's instruction sets this machine uses; all where that is not
-    known."""
+def runnable_isas() -> list[str]:
+    """Which of native/CMakeLists.txt's instruction sets this machine can run, the best one last;
+    empty, for all, where that is not known."""
     try:
         known = Path("/proc/cpuinfo").read_text()
     except OSError:
         return []
     lines = [line for line in known.splitlines() if line.startswith(("flags", "Features"))]
-    flags = set(lines[0].split()) if lines else set()
-    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-    if {"amx_tile", "amx_int8"} | avx512 <= flags and _may_use_tiles():
-        best = "amx"
-    elif avx512 <= flags:
-        best = "avx512"
-    elif {"avx2", "fma", "f16c"} <= flags:
-        best = "avxvnni" if "avx_vnni" in flags else "avx2"
-    elif {"asimdhp", "asimddp"} <= flags:
-        best = "i8mm" if "i8mm" in flags else "neon"
-    else:
-        return ["portable"] if flags else []
-    return ["portable", best]
+    if not lines:
+        return []
+    flags = set(lines[0].split())
+    avx2 = {"avx2", "fma", "f16c"}
+    avx512 = avx2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+    neon = {"asimdhp", "asimddp"}
+    wanted = {
+        "avx2": avx2,
+        "avxvnni": avx2 | {"avx_vnni"},
+        "amx_emulated": avx512,
+        "avx512": avx512,
+        "neon": neon,
+        "i8mm": neon | {"i8mm"},
+    }
+    found = ["portable", *(isa for isa, needed in wanted.items() if needed <= flags)]
+    tiles = {"amx_tile", "amx_int8"} | avx512 <= flags and _may_use_tiles()
+    return [*found, "amx"] if tiles else found
+
+
+def own_isas() -> list[str]:
+    """The portable ones and the best."""
+    found = runnable_isas()
+    return [*found[:1], *found[1:][-1:]]
 
 
 def _may_use_tiles() -> bool:
@@ -117,7 +127,8 @@ def _may_use_tiles() -> bool:
 
 
 def _build(build: Callable[..., str], folder: str, settings: Settings, metadata: str | None) -> str:
-    isas = own_isas() if os.environ.get("EXO_ISAS") == "own" else []
+    chosen = {"own": own_isas, "runnable": runnable_isas}.get(os.environ.get("EXO_ISAS", ""))
+    isas = chosen() if chosen else []
     settings = {**(settings or {}), "cmake.define.EXO_ISAS": ";".join(isas)}
     if os.environ.get("EXO_NATIVE") == "required":
         with _compiler():

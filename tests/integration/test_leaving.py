@@ -176,7 +176,9 @@ async def test_a_rolling_restart_under_load_loses_nothing(tmp_path: Path) -> Non
                 prompt = prompts[(index + count) % len(prompts)]
                 try:
                     text = await node.chat(prompt, max_tokens=60)
-                except aiohttp.ClientConnectorError:  # it is not there
+                except aiohttp.ClientOSError:
+                    # It is not there, or it closed while this client, on a busy machine, had
+                    # connected and not yet asked. (An answer that is lost raises others.)
                     node = c.nodes[next(via)]
                     continue
                 except ApiError as error:  # it goes, and takes nothing new

@@ -18,11 +18,11 @@ TEXT = (Path(__file__).parent / "plain_english.txt").read_text().split()
 
 def chats(rng: random.Random) -> list[list[dict[str, str]]]:
     """Chats whose beginnings are shared, and answers that repeat what was said."""
-    system = {"role": "system", "content": " ".join(TEXT[:250])}
+    system = {"role": "system", "content": " ".join(TEXT[:120])}
     found = []
     for number in range(6):
         start = rng.randrange(len(TEXT) - 200)
-        said = " ".join(TEXT[start : start + rng.choice([5, 40, 120])])
+        said = " ".join(TEXT[start : start + rng.choice([5, 20, 60])])
         asked = f"Repeat this: {said}" if number % 2 else f"{said} What do you think?"
         user = {"role": "user", "content": asked}
         found.append([system, user] if number < 4 else [user])
@@ -30,7 +30,7 @@ def chats(rng: random.Random) -> list[list[dict[str, str]]]:
 
 
 async def asked(node: ExoProcess, chat: list[dict[str, str]], **more: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "messages": chat, "max_tokens": 60, "logprobs": True, **more}
+    body = {"model": MODEL, "messages": chat, "max_tokens": 40, "logprobs": True, **more}
     return dict(await node.post("/v1/chat/completions", body, 120))
 
 
@@ -64,7 +64,7 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
 ) -> None:
     rng = random.Random(nodes)
     async with cluster(tmp_path, exo_home) as c:
-        await ring(c, nodes, 16)  # room for two of these chats
+        await ring(c, nodes, 11)  # room for two of these chats
         first = c.nodes["n0"]
         some = chats(rng)
         sampled = [{"temperature": i % 3 / 2, "seed": i} for i in range(len(some))]
@@ -92,12 +92,12 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
         assert list(map(bits, answers)) == list(map(bits, solo))
         cached += map(cached_tokens, answers)
         # Of all rounds: with room for two chats, who finds what in one is a matter of time.
-        assert sum(cached) > 500, cached
-        assert await first.counted("accepted_tokens") > 20
+        assert sum(cached) > 250, cached
+        assert await first.counted("accepted_tokens") > 10
         # Let in for their short prompts; no two of them can come to their ends together.
         said = ("Count to a hundred.", "Tell me.", "What is rain?")
         short = [{"role": "user", "content": text} for text in said]
-        long = {"max_tokens": 400, "ignore_eos": True, "cache_prompt": False}
+        long = {"max_tokens": 200, "ignore_eos": True, "cache_prompt": False}
         before = await first.counted("preempted")
         solo = [await asked(first, [chat], **long) for chat in short]
         answers = await asyncio.gather(*(asked(first, [chat], **long) for chat in short))

@@ -1,23 +1,31 @@
 """native/kernel_check.cpp, built with sanitizers and for a processor that is emulated."""
 
+import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from exo.inference.cpu import _native as native
 
 NATIVE = Path(__file__).parents[3] / "exo/inference/cpu/native"
 CMAKE = Path(sys.executable).parent / "cmake"
 NINJA = Path(sys.executable).parent / "ninja"
 
 
-def build(folder: Path, *options: str) -> Path:
-    """The check, configured with CMake options."""
+FEW_ROWS = "CMAKE_CXX_FLAGS=-DEXO_FEW_ROWS"
+"""Not every size of tile: they are instances of the same templates, and each takes seconds."""
+
+
+def build(folder: Path, *options: str, targets: Sequence[str] = ("kernel_check",)) -> Path:
+    """The check, or other targets, configured with CMake options."""
     configure = [CMAKE, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}", "-S", NATIVE, "-B", folder]
     options = ("EXO_PYTHON_MODULE=OFF", "EXO_KERNEL_CHECK=ON", *options)
     run([*map(str, configure), *(f"-D{option}" for option in options)])
-    run([str(NINJA), "-C", str(folder)])
+    run([str(NINJA), "-C", str(folder), *targets])
     return folder / "kernel_check"
 
 
@@ -25,6 +33,17 @@ def run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}:\n{(done.stdout + done.stderr)[-4000:]}"
     return done.stdout
+
+
+def test_what_this_machine_cannot_run_compiles(tmp_path: Path) -> None:
+    """scripts/setup builds only what runs here; wheels have all."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("these are x86's; ARM's are below")
+    known = {"avx2", "avxvnni", "avx512", "amx", "amx_emulated"}
+    if others := sorted(known.difference(native.isas())):
+        isas = f"EXO_ISAS={';'.join(others)}"
+        unoptimized = "CMAKE_BUILD_TYPE=Debug"
+        build(tmp_path, isas, unoptimized, FEW_ROWS, targets=[f"exo_{isa}" for isa in others])
 
 
 @pytest.mark.timeout(600)
@@ -47,5 +66,6 @@ def test_the_kernels_for_arm_are_right_where_one_is_emulated(tmp_path: Path) -> 
         f"CMAKE_CXX_COMPILER={compiler}",
         "CMAKE_EXE_LINKER_FLAGS=-static",
         "EXO_ISAS=neon;i8mm",
+        FEW_ROWS,
     )
     assert run([emulator, str(check)]) == "i8mm: right\nneon: right\n"

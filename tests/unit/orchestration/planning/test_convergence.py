@@ -176,5 +176,5 @@ class Troubles(RuleBasedStateMachine):
             assert node.rings.holding == own, f"{name} holds {node.rings.holding}"
 
 
-Troubles.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+Troubles.TestCase.settings = settings(max_examples=75, stateful_step_count=25, deadline=None)
 TestTroubles = Troubles.TestCase

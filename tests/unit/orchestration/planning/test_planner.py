@@ -335,8 +335,8 @@ async def test_two_that_begin_again_do_not_wait_for_each_other() -> None:
     go_on.set()
     async with asyncio.timeout(5):
         found = await asyncio.gather(*asked, return_exceptions=True)
-    # What the first leaves is free for the second, whose loading fails again.
-    assert [type(error) for error in found] == [ModelTooLarge, PeerUnavailable]
+    # What either leaves is free for the other, whose loading fails again.
+    assert {type(error) for error in found} == {ModelTooLarge, PeerUnavailable}
     await made.close()
 
 
