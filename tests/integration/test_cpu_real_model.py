@@ -1,4 +1,4 @@
-"""The default model on the cpu engine: how far from float32 MLX on 1,000 tokens of English (on 2,000
+"""The default model on the cpu engine: how far from float32 MLX on 1,000 tokens of English (2,000
 in docs/benchmarks.md), and the same answers through rings of cpu nodes and of cpu and MLX nodes.
 """
 
