@@ -15,6 +15,9 @@ settings.register_profile("exo", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("exo")
 
 
+# MLX on a CPU has g++ compile each chain of elementwise operations it meets: 75 of them, a second
+# or two each on a new machine.
+os.environ["MLX_DISABLE_COMPILE"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 

@@ -716,7 +716,7 @@ async def views(page: Page, name: str) -> dict[str, list[str]]:
     await shot(page, f"commands-{name}")
     await ask(page, "hello **you**\n\n```python\nprint(1)\n```")
     await said(page, 5)
-    await expect(page.locator("#send")).to_be_visible(timeout=20_000)
+    await expect(page.locator("#send")).to_be_visible(timeout=60_000)
     wrong["chat"] = await grave(page)
     await shot(page, f"chat-{name}")
     await page.click("#cluster")

@@ -51,6 +51,13 @@ async def leave(node: ExoProcess, chat: list[dict[str, str]], after_s: float) ->
     await asyncio.gather(task, return_exceptions=True)
 
 
+def made_way(c: Cluster) -> int:
+    """Sequences that gave their pages back, on whatever plans: on a busy machine there are others,
+    without a node that has become slow."""
+    logs = (node.log.read_text(errors="replace") for node in c.nodes.values())
+    return sum(log.count(" makes way\n") for log in logs)
+
+
 async def ring(c: Cluster, nodes: int, megabytes: int) -> None:
     for i in range(nodes):
         memory = f"{megabytes // nodes}MB"
@@ -98,11 +105,11 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
         said = ("Count to a hundred.", "Tell me.", "What is rain?")
         short = [{"role": "user", "content": text} for text in said]
         long = {"max_tokens": 200, "ignore_eos": True, "cache_prompt": False}
-        before = await first.counted("preempted")
         solo = [await asked(first, [chat], **long) for chat in short]
+        before = made_way(c)
         answers = await asyncio.gather(*(asked(first, [chat], **long) for chat in short))
         assert list(map(bits, answers)) == list(map(bits, solo))
-        assert await first.counted("preempted") > before
+        assert made_way(c) > before
 
         async def nobody() -> bool:
             view = await first.get("/v1/topology")

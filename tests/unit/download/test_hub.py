@@ -334,11 +334,27 @@ def test_killed_at_any_moment_it_goes_on_from_there(server: HubServer, cache: Pa
 
 
 def test_two_processes_share_one_store(server: HubServer, cache: Path) -> None:
-    server.rate = 20e6
+    """It takes long until one has said that it waits, however late it began."""
+    server.rate = 3e6
     processes = [child(server, cache) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert any("waiting" in lines for lines in said)
+    waits = threading.Event()
+
+    def read(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("waiting"):
+                waits.set()
+
+    readers = [threading.Thread(target=read, args=(process,)) for process in processes]
+    for reader in readers:
+        reader.start()
+    assert waits.wait(60)
+    server.rate = None
+    for process, reader in zip(processes, readers, strict=True):
+        assert process.wait(60) == 0
+        reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
     assert server.sent == {name: len(FILES[name]) for name in WANTED}
     check(RepoCache(REPO).snapshot(str(RepoCache(REPO).commit("main"))))
 
