@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from forked import Forked, can_fork, fork
 
 START_S = 30.0
 """How long a process may take to answer; the machine may be busy with other tests."""
@@ -92,7 +93,7 @@ class ExoProcess:
     log: Path
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     node_port: int = field(default_factory=two_free_ports)
     api_port: int = field(default_factory=free_port)
 
@@ -105,14 +106,18 @@ class ExoProcess:
         return f"http://127.0.0.1:{self.api_port}"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "exo.cli.main", "--disable-tui", "--interface", "lo"]
+        command = ["--disable-tui", "--interface", "lo"]
         command += ["--node-id", self.name, "--cluster", self.cluster]
         command += ["--broadcast-port", str(self.broadcast_port)]
         command += ["--node-port", str(self.node_port)]
         command += ["--partition", "memory"]  # every node has layers, whatever it is worth
         command += ["--chatgpt-api-port", str(self.api_port), "--no-preload", *self.arguments]
         environment = os.environ | {"EXO_HOME": str(self.home), "DEBUG": "9"} | self.environment
+        if can_fork(self.environment):
+            self.process = fork(command, environment, self.log)
+            return
         with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "exo.cli.main", *command]
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )

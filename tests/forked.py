@@ -1,0 +1,122 @@
+"""Processes of exo that begin where all of them are the same: after a second of imports.
+
+Each pytest worker has one process that has imported what a node imports, and every node is forked
+from it: a process of its own as any, which becomes the worker's child (Linux's
+PR_SET_CHILD_SUBREAPER) when the one between them has ended. Run as a script this is the one that is
+forked from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_S = 0.01
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether a process with these additions to the environment would be no other one: what
+    libraries read while they are imported is read by then."""
+    if sys.platform != "linux" or "PYTEST_VERSION" not in os.environ:
+        return False  # benchmarks have theirs as users do
+    return all(name.startswith(("EXO_", "DEBUG")) for name in environment)
+
+
+class Forked:
+    """A process like subprocess.Popen's."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        begun = time.monotonic()
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() - begun > timeout:
+                raise subprocess.TimeoutExpired(f"exo, pid {self.pid}", timeout)
+            time.sleep(LOOK_S)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def fork(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
+    """Start `exo` with these arguments, its output at the end of `log`."""
+    log.touch()
+    job = {"arguments": [*arguments], "environment": {**environment}, "log": str(log)}
+    job["affinity"] = sorted(os.sched_getaffinity(0))
+    starter = _starter()
+    starter.send(json.dumps(job).encode())
+    return Forked(int(starter.recv(100)))
+
+
+@functools.cache
+def _starter() -> socket.socket:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    its.set_inheritable(True)
+    command = [sys.executable, __file__, str(its.fileno())]
+    os.posix_spawn(sys.executable, command, os.environ)
+    its.close()
+    return ours  # closed when this process ends, which ends that one
+
+
+def _serve(jobs: socket.socket) -> None:
+    """Fork one process for each job, and return in it."""
+    while data := jobs.recv(1 << 20):
+        told, tell = os.pipe()
+        if between := os.fork():
+            os.waitpid(between, 0)  # only then is the process another one's child
+            jobs.send(os.read(told, 100))
+            os.close(told)
+            os.close(tell)
+            continue
+        if pid := os.fork():
+            os.write(tell, str(pid).encode())
+            os._exit(0)
+        os.close(told)
+        os.close(tell)
+        jobs.close()
+        job = json.loads(data)
+        sys.argv[1:] = job["arguments"]
+        os.environ.clear()
+        os.environ.update(job["environment"])
+        os.sched_setaffinity(0, job["affinity"])
+        log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        return
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as main() does, before anything may be lost
+    import exo.cli.serve  # noqa: F401
+    from exo.cli.main import main
+
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.exit(main())
