@@ -41,6 +41,7 @@ class Net:
         self.nodes: dict[str, SimNode] = {}
         self.cut: set[tuple[str, str]] = set()  # from, to: nothing passes
         self.slow: set[tuple[str, str]] = set()
+        self.frozen: set[str] = set()  # what they are sent waits for them
         self.loss = 0.0
         self.generation: dict[tuple[str, str], int] = {}  # grows when connections are reset
         self.beats: Counter[str] = Counter()  # that each node has sent
@@ -49,6 +50,8 @@ class Net:
         """One message's way; the node it arrives at."""
         link = (source, target)
         await asyncio.sleep(self.rng.uniform(0.0, 0.3 if link in self.slow else 0.01))
+        while {source, target} & self.frozen:
+            await asyncio.sleep(0.01)
         node = self.nodes.get(target)
         if node is None:
             raise PeerUnavailable(f"{target} is not there for {source}")
@@ -100,14 +103,14 @@ class FakeHandle:
         timeout_s: Callable[[], float],
     ) -> AsyncGenerator[tuple[Beat, float], None]:
         while True:
-            beat = own_beat()
+            beat, sent = own_beat(), asyncio.get_running_loop().time()
             self._net.beats[own_id] += 1
             try:
                 async with asyncio.timeout(timeout_s()):
                     answer = await self._call(lambda node, beat=beat: node.on_beat(own_id, beat))
             except TimeoutError:
                 raise StepTimeout("missed its heartbeat") from None
-            yield answer, 0.01
+            yield answer, asyncio.get_running_loop().time() - sent
             await rest()
 
     async def goodbye(self, node_id: str, instance_id: str) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Protocol
@@ -50,6 +51,12 @@ class Answers:
         self._usage = usage
         self._is_ending = False
         self.running = 0
+        self._heads: Counter[str] = Counter()  # of them, by who decides their steps
+
+    @property
+    def heads(self) -> frozenset[str]:
+        """Nodes that decide the steps of what is running."""
+        return frozenset(+self._heads)
 
     def end(self) -> None:
         """None begins any more."""
@@ -115,10 +122,15 @@ class Answers:
             events = self._rings.generate(plan.hash, request)
         else:
             events = self._membership.handle_of(plan.head_id).generate(plan.hash, request)
-        async with contextlib.aclosing(events):
-            async for event in events:
-                if event.token is not None or event.finish_reason or event.prompt_done:
-                    yield event
+            self._membership.beat_soon(plan.head_id)
+        self._heads[plan.head_id] += 1
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    if event.token is not None or event.finish_reason or event.prompt_done:
+                        yield event
+        finally:
+            self._heads[plan.head_id] -= 1
 
     async def warm_up(self, plan: RingPlan) -> None:
         """Prove the ring with one token, before the plan is published."""

@@ -33,8 +33,8 @@ class ServingRules:
 class NodeConfig:
     """Times are in seconds.
 
-    `heartbeat_timeout_s` after the last beat a peer counts as dead: shorter finds a hung peer
-    sooner, longer forgives a busy one.
+    A peer that takes `heartbeat_timeout_s` to answer a beat counts as dead: shorter finds a hung
+    peer sooner, longer forgives a busy one. See membership/patience.py for who is given less.
     """
 
     node_id: str

@@ -85,7 +85,7 @@ class StandardNode(NodeHandler):
             self._on_lost,
             self._on_beat,
             network.interface_of,
-            lambda: self.rings.watched,
+            lambda: self.rings.watched | self.answers.heads,
         )
         sharing.neighbours = self.membership.addresses
         self.rings = Rings(

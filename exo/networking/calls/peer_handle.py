@@ -36,7 +36,9 @@ from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities
 from exo.topology.placement import NodePace
 
-_OWN_LAG_S = 0.5
+_OWN_LAG = 0.25
+"""Of a time-out: who notices its end so much too late did not get to run meanwhile, and cannot say
+that nothing came."""
 
 WARM_UP_TIMEOUT_S = 120.0
 UNLOAD_TIMEOUT_S = 30.0
@@ -138,7 +140,7 @@ class PeerHandle:
                     sent, patience_s = time.monotonic(), timeout_s()
                     exchange = asyncio.ensure_future(_exchange(call, counter, own_beat()))
                     while not (await asyncio.wait([exchange], timeout=patience_s))[0]:
-                        if time.monotonic() - sent < patience_s + _OWN_LAG_S:
+                        if time.monotonic() - sent < patience_s * (1 + _OWN_LAG):
                             exchange.cancel()
                             raise StepTimeout(
                                 f"node {self._name} missed its heartbeat for {patience_s:.1f} s"

@@ -17,6 +17,7 @@ from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.orchestration.config import NodeConfig
+from exo.orchestration.membership.patience import LEAST_S, Patience
 from exo.orchestration.membership.rhythm import (
     ACQUAINTED,
     CONFIRM_S,
@@ -49,6 +50,7 @@ class _Peer:
 
     node_id: str
     instance_id: str
+    patience: Patience
     routes: dict[Route, float] = field(default_factory=dict)
     route: Route | None = None
     handle: PeerHandle | None = None
@@ -127,7 +129,8 @@ class Membership(DiscoveryListener):
             return
         peer = self._peers.get(node_id)
         if peer is None:
-            peer = self._peers[node_id] = _Peer(node_id, instance_id)
+            patience = Patience(self._config.heartbeat_timeout_s)
+            peer = self._peers[node_id] = _Peer(node_id, instance_id, patience)
             peer.routes[route] = now
             self._tasks.background(self._keep_connected(peer), f"peer {node_id}")
         elif peer.instance_id == instance_id:
@@ -136,6 +139,7 @@ class Membership(DiscoveryListener):
         elif peer.handle is None:
             # It was restarted.
             peer.instance_id, peer.left, peer.double = instance_id, False, None
+            peer.patience = Patience(self._config.heartbeat_timeout_s)
             peer.routes = {route: now}
         else:
             self._note_double_of(peer, instance_id, route, now)
@@ -194,7 +198,7 @@ class Membership(DiscoveryListener):
         for silent in beat.silent:
             peer = self._peers.get(silent)
             if peer is not None and peer.alive and not peer.suspected:
-                peer.suspected = now - peer.answered_at > self._config.heartbeat_timeout_s
+                peer.suspected = now - peer.answered_at > LEAST_S
                 peer.due.set()
 
     async def told(self, timeout_s: float) -> None:
@@ -306,7 +310,11 @@ class Membership(DiscoveryListener):
                     f"{route.address} is node {identity.node_id}, not {peer.node_id}"
                 )
             peer.handle, peer.route, peer.identity = handle, route, identity
-            peer.instance_id = identity.instance_id
+            if identity.instance_id == peer.instance_id:
+                peer.patience.is_back(asyncio.get_running_loop().time())
+            else:
+                peer.patience = Patience(self._config.heartbeat_timeout_s)
+                peer.instance_id = identity.instance_id
             peer.beats, peer.suspected = 0, False
             self._silent.pop(peer.node_id, None)
             await self._beat(peer)
@@ -323,7 +331,7 @@ class Membership(DiscoveryListener):
                 self._config.node_id,
                 lambda: self._own_beat(peer.node_id),
                 lambda: self._until_due(peer),
-                lambda: CONFIRM_S if peer.suspected else self._config.heartbeat_timeout_s,
+                lambda: self._patience_s(peer),
             )
             async with contextlib.aclosing(beats):
                 async for beat, round_trip_s in beats:
@@ -338,6 +346,12 @@ class Membership(DiscoveryListener):
                         raise PeerUnavailable(peer.problem)
                     if await self._moved_to_better_route(peer, loop.time()):
                         break
+
+    def _patience_s(self, peer: _Peer) -> float:
+        usual = self._config.heartbeat_timeout_s
+        if peer.node_id in self._watched():
+            usual = peer.patience.seconds(asyncio.get_running_loop().time())
+        return min(usual, CONFIRM_S) if peer.suspected else usual
 
     async def _until_due(self, peer: _Peer) -> None:
         seconds = self._config.heartbeat_interval_s
@@ -369,6 +383,7 @@ class Membership(DiscoveryListener):
         self._on_beat(peer.node_id, beat)
         peer.round_trip_ms = round_trip_s * 1000
         peer.round_trips_s.append(round_trip_s)
+        peer.patience.answered(round_trip_s)
         peer.max_epoch = beat.max_epoch
         capabilities = replace(
             peer.identity.capabilities, memory_available_bytes=beat.memory_available_bytes
@@ -410,10 +425,12 @@ class Membership(DiscoveryListener):
         if was_alive:
             logger.info("node %s is gone: %s", peer.node_id, error.message)
             self._lost[peer.node_id] = asyncio.get_running_loop().time()
-            if isinstance(error, StepTimeout) and not peer.suspected:
-                # Whose connection was cut everybody knows; who is silent, only those who ask.
-                self._silent[peer.node_id] = asyncio.get_running_loop().time() + SUSPECTED_S
-                self._beat_all()
+            if isinstance(error, StepTimeout):
+                peer.patience.gave_up(self._lost[peer.node_id])
+                if not peer.suspected:
+                    # Whose connection was cut everybody knows; who is silent, only those who ask.
+                    self._silent[peer.node_id] = self._lost[peer.node_id] + SUSPECTED_S
+                    self._beat_all()
             self._on_lost(peer.node_id, error)
 
     @property

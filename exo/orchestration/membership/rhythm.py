@@ -23,8 +23,8 @@ ACQUAINTED = 4
 it knows before it is sent others."""
 
 CONFIRM_S = 0.7
-"""How long a peer may take to answer when another node has waited for it in vain. It has missed a
-whole time-out already."""
+"""How long a peer may take at most when another node has waited for it in vain, and this one has
+not heard it meanwhile."""
 
 SUSPECTED_S = 5.0
 """How long others are told of a node that fell silent here."""
