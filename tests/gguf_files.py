@@ -401,7 +401,7 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
 def plain_model(folder: Path) -> Any:
     """mlx-lm's own model of a GGUF file's folder, uncut, in float32."""
     weights = GGUFWeights(folder, mx.float32)
-    classes = classes_given(weights.stand_ins())
+    classes = classes_given(lambda stored: weights.stand_ins())
     model, _ = load_model(folder, lazy=True, strict=False, get_model_classes=classes)
     weights.read_into(model, "")
     model.set_dtype(mx.float32)

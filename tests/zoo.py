@@ -637,17 +637,19 @@ def split_errors(model_type: str, folder: Path) -> tuple[ModelDescription, dict[
 
 def compare_splits(folder: Path) -> tuple[ModelDescription, dict[str, float]]:
     """The same for any small checkpoint."""
-    description = asyncio.run(describe(folder))
-    expected = unsplit_logits(folder)
-    if not all(np.isfinite(step).all() for step in expected):
-        raise ModelUnsupported(f"{folder}: the tiny model's logits are not finite")
-    splits = [[], *some_cuts(description)]
-    return description, {
-        str(cuts): worst_error(
-            asyncio.run(split_logits(folder, cuts, description.n_layers)), expected
-        )
-        for cuts in splits
-    }
+
+    async def compared() -> tuple[ModelDescription, dict[str, float]]:
+        description = await describe(folder)
+        expected = unsplit_logits(folder)
+        if not all(np.isfinite(step).all() for step in expected):
+            raise ModelUnsupported(f"{folder}: the tiny model's logits are not finite")
+        errors = {}
+        for cuts in [[], *some_cuts(description)]:
+            found = await split_logits(folder, cuts, description.n_layers)
+            errors[str(cuts)] = worst_error(found, expected)
+        return description, errors
+
+    return asyncio.run(compared())
 
 
 def quantize_checkpoint(source: Path, target: Path, bits: int = 4, mode: str = "affine") -> None:

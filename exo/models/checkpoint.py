@@ -6,12 +6,22 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from exo.errors import ModelUnsupported
 from exo.models.tensor_table import all_tensors
+
+_INTEGERS: dict[str, Any] = {
+    "U8": np.uint8,
+    "I8": np.int8,
+    "F8_E4M3": np.uint8,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "I64": np.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,14 @@ class Tensor:
         """A view of one entry of the first axis."""
         row = self.rows(index, index + 1)
         return Tensor(self.name, self.dtype, self.shape[1:], row.data)
+
+    def numbers(self) -> npt.NDArray[Any]:
+        """The values in the tensor's shape: integers as they are, float8 as its bytes, floats as
+        float32."""
+        if self.dtype in _INTEGERS:
+            found: npt.NDArray[Any] = self.data.view(_INTEGERS[self.dtype]).reshape(self.shape)
+            return found
+        return self.floats()
 
     def floats(self) -> npt.NDArray[np.float32]:
         """The values as float32, in the tensor's shape."""

@@ -41,8 +41,9 @@ def test_the_golden_answers_are_those_of_mlx_lm(checkpoint: Path, golden: list[d
 async def test_a_ring_gives_exactly_those_tokens(
     nodes: int, checkpoint: Path, exo_home: Path, golden: list[dict], tmp_path: Path
 ) -> None:
-    # A long and a short one, others for each count: it is the cuts that could go wrong.
-    cases = [golden[nodes], golden[6 + nodes // 2]]
+    # A short one and one of several chunks, others for each count: it is the cuts that could go
+    # wrong. Longer ones take MLX on a CPU a minute each.
+    cases = [golden[nodes], golden[4 + nodes % 3]]
     async with cluster(tmp_path, exo_home) as c:
         await ring(c, nodes)
         for index, case in enumerate(cases):

@@ -62,6 +62,9 @@ def ggml_formats() -> dict[str, tuple[int, int]]:
 
 def pack_ggml(values: Bytes, format: str, rows: int, cols: int) -> Matrix: ...
 def pack_dense(values: Bytes, dtype: DType, rows: int, cols: int) -> Matrix: ...
+def pack_float8(
+    values: Bytes, scales: npt.NDArray[np.float32], rows: int, cols: int, group: int
+) -> Matrix: ...
 
 class Rope:
     frequencies: list[float]

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from exo.models.checkpoint import Checkpoint, Tensor
+from exo.models.quantizers import Quantizer
 
 _OTHER_SENSES = re.compile(
     r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\."
 )
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp\.")
-"""What is computed otherwise, and what guesses several tokens at once."""
+_IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp\.|\.[kv]_scale$|\.output_scale$"
+)
+"""What is computed otherwise, what guesses several tokens at once, and how others than exo would
+pack a KV cache."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _WRAPPED = "model.language_model."
@@ -20,11 +24,16 @@ _WRAPPED = "model.language_model."
 
 class CanonicalCheckpoint:
     """`renames`: parts of dotted paths, and what to read instead. `unread_layers` are as if they
-    were not there."""
+    were not there. A layer's weight is called so, whatever the tool calls it that packed it."""
 
     def __init__(
-        self, checkpoint: Checkpoint, renames: Mapping[str, str], unread_layers: range
+        self,
+        checkpoint: Checkpoint,
+        renames: Mapping[str, str],
+        unread_layers: range,
+        quantizer: Quantizer | None = None,
     ) -> None:
+        self.quantizer = quantizer
         self._checkpoint = checkpoint
         self._renames = {f".{old}.": f".{new}." for old, new in renames.items()}
         self._own: dict[str, str] = {}
@@ -43,7 +52,10 @@ class CanonicalCheckpoint:
         dotted = f".{name}."
         for old, new in self._renames.items():
             dotted = dotted.replace(old, new)
-        return dotted[1:-1]
+        found = dotted[1:-1]
+        if self.quantizer is not None and found.endswith(f".{self.quantizer.weight}"):
+            found = found.removesuffix(self.quantizer.weight) + "weight"
+        return found
 
     def __contains__(self, name: str) -> bool:
         return name in self._own
@@ -86,5 +98,19 @@ class CanonicalCheckpoint:
 
     def parts(self, module: str) -> list[str]:
         """The tensors that a linear layer or an embedding consists of."""
-        names = [f"{module}.{part}" for part in ("weight", "scales", "biases", "bias")]
+        parts = ["weight", "scales", "biases", "bias"]
+        if self.quantizer is not None:
+            parts += [part for part in self.quantizer.parts if part not in parts]
+        names = [f"{module}.{part}" for part in parts]
         return [name for name in names if name in self] or names[:1]
+
+    def shapes(self, module: str) -> dict[str, tuple[int, ...]]:
+        """Of the parts of a layer that the quantizer packed, by its names for them."""
+        assert self.quantizer is not None
+        found = {name.rpartition(".")[2]: self.shape(name) for name in self.parts(module)}
+        return {self.quantizer.weight: found["weight"], **found}
+
+    def is_packed(self, module: str) -> bool:
+        """Whether the checkpoint's quantizer packed this layer."""
+        quantizer = self.quantizer
+        return quantizer is not None and f"{module}.{quantizer.scales}" in self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +11,16 @@ import numpy.typing as npt
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.family import Family
-from exo.inference.cpu.quantization import Quantization
+from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
+from exo.models.quantizers import Affine
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
 GGML = native.ggml_formats()
 
 OnBytes = Callable[[int], None]
 Rows = npt.NDArray[np.int64]
+Parts = dict[str, Tensor]
 
 
 class Packer:
@@ -32,15 +35,15 @@ class Packer:
 
     def matrix(self, module: str) -> native.Matrix:
         """A whole linear layer (or embedding)."""
-        packed = self._pack(module, self._read(module))
+        packed = _pack(*self._read(module))
         self._done(module)
         return packed
 
     def stack(self, module: str, count: int) -> list[native.Matrix]:
         """A stack of `count` linear layers, one for each expert."""
-        parts = self._read(module)
+        how, parts = self._read(module)
         packed = [
-            self._pack(module, {name: tensor.at(index) for name, tensor in parts.items()})
+            _pack(how, {name: tensor.at(index) for name, tensor in parts.items()})
             for index in range(count)
         ]
         self._done(module)
@@ -48,20 +51,20 @@ class Packer:
 
     def split(self, module: str, rows: list[int]) -> list[native.Matrix]:
         """A linear layer whose rows are several, one after the other."""
-        parts, packed, start = self._read(module), [], 0
+        how, parts = self._read(module)
+        packed, start = [], 0
         for count in rows:
             some = {name: tensor.rows(start, start + count) for name, tensor in parts.items()}
-            packed.append(self._pack(module, some))
+            packed.append(_pack(how, some))
             start += count
         self._done(module)
         return packed
 
     def pick(self, module: str, rows: list[Rows]) -> list[native.Matrix]:
         """Several linear layers out of one whose rows are mixed: of each, which rows."""
-        parts = self._read(module)
+        how, parts = self._read(module)
         packed = [
-            self._pack(module, {name: tensor.take(some) for name, tensor in parts.items()})
-            for some in rows
+            _pack(how, {name: tensor.take(some) for name, tensor in parts.items()}) for some in rows
         ]
         self._done(module)
         return packed
@@ -71,7 +74,7 @@ class Packer:
         layers = [self.checkpoint.tensor(name).at(index) for index in range(count)]
         half = layers[0].shape[0] // 2
         packed = [
-            [self._pack(name, {"weight": layer.rows(start, start + half)}) for layer in layers]
+            [_pack(None, {"weight": layer.rows(start, start + half)}) for layer in layers]
             for start in (0, half)
         ]
         self._used(name)
@@ -80,7 +83,7 @@ class Packer:
     def plain_stack(self, name: str, count: int) -> list[native.Matrix]:
         """A stack [count, rows, columns] that is a tensor, not a module."""
         tensor = self.checkpoint.tensor(name)
-        packed = [self._pack(name, {"weight": tensor.at(index)}) for index in range(count)]
+        packed = [_pack(None, {"weight": tensor.at(index)}) for index in range(count)]
         self._used(name)
         return packed
 
@@ -99,32 +102,34 @@ class Packer:
         self._on_bytes(self.checkpoint.nbytes(name))
         return values
 
-    def _read(self, module: str) -> dict[str, Tensor]:
+    def _read(self, module: str) -> tuple[Packing | None, Parts]:
+        """The parts of a linear layer, of which rows or whole layers may be taken, and how its
+        weight is packed; None: it is not, or as a GGUF file says."""
         names = self.checkpoint.parts(module)
-        return {name.rpartition(".")[2]: self.checkpoint.tensor(name) for name in names}
+        parts = {name.rpartition(".")[2]: self.checkpoint.tensor(name) for name in names}
+        if self.checkpoint.is_packed(module):
+            return self._unpacked(module, parts)
+        if "scales" not in parts:
+            return None, parts
+        words, groups = parts["weight"].shape[-1], parts["scales"].shape[-1]
+        own = self.checkpoint.own_module(module)
+        return self._quantization.of_module(own, words, groups), parts
 
-    def _pack(self, module: str, parts: dict[str, Tensor]) -> native.Matrix:
-        weight = parts["weight"]
-        rows = weight.shape[0]
-        if "scales" in parts:
-            scales = parts["scales"]
-            own = self.checkpoint.own_module(module)
-            how = self._quantization.of_module(own, weight.shape[1], scales.shape[1])
-            cols = weight.shape[1] * 32 // how.bits
-            if how.mode == "mxfp4":
-                packed = _packed_mxfp4(weight, scales, rows, cols)
-            else:
-                dtype, offsets = DTYPES[scales.dtype], parts["biases"].data
-                packed = native.pack_affine(
-                    weight.data, scales.data, offsets, dtype, rows, cols, how.bits, how.group
-                )
-        elif weight.dtype in GGML:
-            packed = native.pack_ggml(weight.data, weight.dtype, rows, weight.shape[1])
+    def _unpacked(self, module: str, parts: Parts) -> tuple[Packing, Parts]:
+        """What another tool than MLX packed, as if MLX had."""
+        quantizer = self.checkpoint.quantizer
+        assert quantizer is not None
+        stored = {name: tensor.numbers() for name, tensor in parts.items() if name != "bias"}
+        stored[quantizer.weight] = stored["weight"]
+        found = quantizer.unpacked(stored, np)
+        bias = {"bias": parts["bias"]} if "bias" in parts else {}
+        if isinstance(found, Affine):
+            packed = {"weight": found.words, "scales": found.scales, "biases": found.offsets}
+            how = Packing("affine", found.bits, found.group)
         else:
-            packed = native.pack_dense(weight.data, DTYPES[weight.dtype], rows, weight.shape[1])
-        if "bias" in parts:
-            packed.set_bias(parts["bias"].floats().tolist())
-        return packed
+            packed = {"weight": found.values, "scales": found.scales}
+            how = Packing("float8", 8, found.group)
+        return how, {part: _tensor(module, array) for part, array in packed.items()} | bias
 
     def _done(self, module: str) -> None:
         for name in self.checkpoint.parts(module):
@@ -133,6 +138,40 @@ class Packer:
     def _used(self, name: str) -> None:
         self.checkpoint.give_back(name)
         self._on_bytes(self.checkpoint.nbytes(name))
+
+
+def _pack(how: Packing | None, parts: Parts) -> native.Matrix:
+    weight = parts["weight"]
+    rows, cols = weight.shape
+    if how is None:
+        if weight.dtype in GGML:
+            packed = native.pack_ggml(weight.data, weight.dtype, rows, cols)
+        else:
+            packed = native.pack_dense(weight.data, DTYPES[weight.dtype], rows, cols)
+    elif how.mode == "float8":
+        packed = native.pack_float8(weight.data, parts["scales"].floats(), rows, cols, how.group)
+    else:
+        cols = cols * 32 // how.bits
+        if how.mode == "mxfp4":
+            packed = _packed_mxfp4(weight, parts["scales"], rows, cols)
+        elif how.mode == "mxfp8":
+            powers = _powers_of_two(parts["scales"], 127).reshape(rows, -1)
+            packed = native.pack_float8(weight.data, powers, rows, cols, how.group)
+        else:
+            scales, offsets = parts["scales"], parts["biases"].data
+            dtype = DTYPES[scales.dtype]
+            packed = native.pack_affine(
+                weight.data, scales.data, offsets, dtype, rows, cols, how.bits, how.group
+            )
+    if "bias" in parts:
+        packed.set_bias(parts["bias"].floats().tolist())
+    return packed
+
+
+def _tensor(module: str, array: npt.NDArray[Any]) -> Tensor:
+    dtype = {"uint32": "U32", "uint8": "U8", "float32": "F32"}[array.dtype.name]
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return Tensor(module, dtype, array.shape, data)
 
 
 def norm(family: Family, packer: Packer, name: str) -> list[float]:
@@ -150,7 +189,7 @@ def as_list(values: npt.NDArray[np.float32]) -> list[float]:
 def _packed_mxfp4(weight: Tensor, scales: Tensor, rows: int, cols: int) -> native.Matrix:
     """E2M1 values in groups of 32 with a power of two each (OCP Microscaling Formats, 5.3.3). The
     kernels' table holds them doubled, plus 12."""
-    powers = np.ldexp(np.float32(1), scales.data.astype(np.int32) - 128)
+    powers = _powers_of_two(scales, 128)
     halves, offsets = (
         (floats.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         for floats in (powers, np.float32(-12) * powers)
@@ -158,3 +197,8 @@ def _packed_mxfp4(weight: Tensor, scales: Tensor, rows: int, cols: int) -> nativ
     return native.pack_affine(
         weight.data, halves, offsets, native.DType.BF16, rows, cols, 4, 32, native.Table.E2M1
     )
+
+
+def _powers_of_two(exponents: Tensor, bias: int) -> npt.NDArray[np.float32]:
+    """E8M0 (OCP Microscaling Formats, 5.4.1)."""
+    return np.ldexp(np.float32(1), exponents.data.astype(np.int32) - bias)

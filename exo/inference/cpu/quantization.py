@@ -10,11 +10,12 @@ from exo.errors import ModelUnsupported
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
-_USUAL_GROUP = {"affine": 64, "mxfp4": 32}
+_USUAL_GROUP = {"affine": 64, "mxfp4": 32, "mxfp8": 32}
 
 
 class Packing(NamedTuple):
-    """How MLX stored a module's weights: `mode` as in `mx.quantize`."""
+    """How a module's weights are stored: `mode` as in `mx.quantize`, or "float8"; `group`: columns
+    that share a scale."""
 
     mode: str
     bits: int
@@ -44,9 +45,10 @@ class Quantization:
         group = int(chosen.get("group_size") or _USUAL_GROUP.get(mode, 0))
         bits = 32 * words / (groups * group) if group else 0
         is_affine = mode == "affine" and bits in _BITS and group in _GROUPS
-        if not is_affine and (mode, bits, group) != ("mxfp4", 4, 32):
+        is_mx = (mode, bits, group) in (("mxfp4", 4, 32), ("mxfp8", 8, 32))
+        if not is_affine and not is_mx:
             raise ModelUnsupported(
                 f"{path} is quantized as {mode}, {bits:g} bits, groups of {group}; the cpu engine "
-                f"has affine, {_BITS} bits, groups of {_GROUPS}, and mxfp4"
+                f"has affine, {_BITS} bits, groups of {_GROUPS}, mxfp4 and mxfp8"
             )
         return Packing(mode, int(bits), group)

@@ -15,7 +15,8 @@ from exo.inference.cpu.layers.layer import build_layer, tensors_of_layer
 from exo.inference.cpu.packing import DTYPES, GGML, Packer, as_list, norm
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import Checkpoint
-from exo.models.description import read_config
+from exo.models.description import read_config, text_config
+from exo.models.quantizers import quantizer_of
 
 
 class CheckpointModel:
@@ -29,6 +30,7 @@ class CheckpointModel:
         config = read_config(path)
         self.architecture: Architecture = architecture(config)
         self._quantization = Quantization.of(config)
+        self._quantizer = quantizer_of(text_config(config))
         self.path = path  # may be set anew: to where more of its files are
         self._layers: dict[int, native.Layer] = {}
         self._matrices: dict[str, native.Matrix] = {}
@@ -42,7 +44,9 @@ class CheckpointModel:
     def _opened(self) -> Iterator[CanonicalCheckpoint]:
         with Checkpoint(self.path) as checkpoint:
             arch = self.architecture
-            yield CanonicalCheckpoint(checkpoint, arch.family.renames, arch.guessing_layers)
+            yield CanonicalCheckpoint(
+                checkpoint, arch.family.renames, arch.guessing_layers, self._quantizer
+            )
 
     def build(
         self,
@@ -187,12 +191,16 @@ class CheckpointModel:
         for name in known:
             dtype = checkpoint.dtype(name)
             is_known = dtype in DTYPES or dtype in GGML or dtype == "U32"
-            if name.endswith(".scales"):
-                module = name.removesuffix(".scales")
+            module, _, part = name.rpartition(".")
+            if self._quantizer is not None and checkpoint.is_packed(module):
+                is_known = True
+                if part == "weight":
+                    self._quantizer.check(module, checkpoint.shapes(module))
+            elif part == "scales":
                 words = checkpoint.shape(f"{module}.weight")[-1]
                 own, groups = checkpoint.own_module(module), checkpoint.shape(name)[-1]
                 how = self._quantization.of_module(own, words, groups)
-                is_known = dtype == "U8" if how.mode == "mxfp4" else dtype in DTYPES
+                is_known = dtype in DTYPES if how.mode == "affine" else dtype == "U8"
             if not is_known:
                 raise ModelUnsupported(f"tensor {name} is of type {dtype}")
         self.is_float32 = all(checkpoint.dtype(name) == "F32" for name in known)

@@ -17,40 +17,30 @@ from mlx_lm.utils import _get_classes
 
 _MARK = "ArcCosh"
 
+Weights = dict[str, mx.array]
 Classes = Callable[[dict[str, Any]], tuple[Any, Any]]
 
 
-def classes_without(tensors: Collection[str]) -> Classes:
-    """What `mlx_lm.utils.load_model` asks for a model's classes, with stand-ins for `tensors`."""
+def classes_given(change: Callable[[Weights], Weights]) -> Classes:
+    """What `mlx_lm.utils.load_model` asks for a model's classes: they see what `change` makes of
+    the weights in the folder's safetensors."""
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         model_class, arguments_class = _get_classes(config)
-        if not tensors:
-            return model_class, arguments_class
 
-        def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            stood_in = {n: _stand_in(a) if n in tensors else a for n, a in weights.items()}
+        def sanitize(self: Any, weights: Weights) -> Weights:
             inherited = getattr(model_class, "sanitize", None)
-            return inherited(self, stood_in) if inherited else stood_in
+            changed = change(weights)
+            return inherited(self, changed) if inherited else changed
 
         return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), arguments_class
 
     return classes
 
 
-def classes_given(weights: dict[str, mx.array]) -> Classes:
-    """The same with `weights` instead of what the folder's safetensors hold."""
-
-    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
-        model_class, arguments_class = _get_classes(config)
-
-        def sanitize(self: Any, nothing: dict[str, mx.array]) -> dict[str, mx.array]:
-            inherited = getattr(model_class, "sanitize", None)
-            return inherited(self, dict(weights)) if inherited else weights
-
-        return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), arguments_class
-
-    return classes
+def without(weights: Weights, tensors: Collection[str]) -> Weights:
+    """The weights with stand-ins for `tensors`."""
+    return {n: _stand_in(a) if n in tensors else a for n, a in weights.items()}
 
 
 def depend_on_absent(results: Any) -> bool:

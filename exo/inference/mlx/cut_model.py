@@ -27,10 +27,11 @@ from mlx_lm.utils import load_model
 
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
-from exo.inference.mlx.absent import classes_given, classes_without, depend_on_absent
+from exo.inference.mlx.absent import Weights, classes_given, depend_on_absent, without
 from exo.inference.mlx.boundary import Boundary
 from exo.inference.mlx.gguf_weights import GGUFWeights
 from exo.inference.mlx.host_linear import is_on_host
+from exo.inference.mlx.repacked import Repacked
 from exo.inference.mlx.trace import (
     TRACE_TOKENS,
     Call,
@@ -38,6 +39,8 @@ from exo.inference.mlx.trace import (
     boundaries_of,
     crossings,
 )
+from exo.models.description import read_config, text_config
+from exo.models.quantizers import quantizer_of
 from exo.models.tensor_table import absent_tensors, is_gguf
 
 # What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
@@ -130,6 +133,8 @@ class CutModel:
         self._dtype = dtype
         self._absent = absent_tensors(path) if absent is None else absent
         self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
+        quantizer = quantizer_of(text_config(read_config(path)))
+        self._repacked = Repacked(quantizer) if quantizer is not None else None
         self.kv_bits = 16
         """Of the keys and values in new caches: 8, or those that the model computes with."""
         self.model, self.config = self.build()
@@ -152,16 +157,21 @@ class CutModel:
     def model_type(self) -> str:
         return str(self.config.get("model_type"))
 
+    @property
+    def is_repacked(self) -> bool:
+        """Whether weights take another size in memory than in the files."""
+        return self._repacked is not None
+
     def build(self) -> tuple[nn.Module, dict[str, Any]]:
         """The model with every parameter still lazy: names and shapes, no data."""
-        if self._gguf is not None:
-            classes = classes_given(self._gguf.stand_ins())
-        else:
-            classes = classes_without(self._absent)
         try:
             # trust_remote_code stays False: a checkpoint never brings code.
             model, config = load_model(
-                self._path, lazy=True, strict=self._gguf is None, get_model_classes=classes
+                self._path,
+                lazy=True,
+                strict=self._gguf is None,
+                model_config=self._repacked.config if self._repacked is not None else None,
+                get_model_classes=classes_given(self._weights),
             )
         except _BUILD_ERRORS as error:
             raise ModelUnsupported(
@@ -169,9 +179,18 @@ class CutModel:
             ) from error
         if self._gguf is not None:
             self._gguf.check(model)
+        if self._repacked is not None:
+            self._repacked.widen(model)
         if self._dtype is not None:
             model.set_dtype(self._dtype)
         return model, config
+
+    def _weights(self, stored: Weights) -> Weights:
+        """What mlx-lm's class is to make of the files' tensors."""
+        if self._gguf is not None:
+            return self._gguf.stand_ins()
+        here = without(stored, self._absent)
+        return here if self._repacked is None else self._repacked.weights(here)
 
     def read_layer(self, index: int, twin: nn.Module | None = None) -> None:
         """Where weights are not lazy of themselves: give a layer its own, or that of `twin`, a

@@ -107,7 +107,11 @@ class MLXEngine(InferenceEngine):
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         model = self._cut_model(path)
         found = describe_checkpoint(model_id, path, model.n_layers)
-        return replace(found, cuts=model.cuts, uncuttable=model.uncuttable)
+        layers = found.layer_bytes
+        if model.is_repacked:
+            in_memory = [model.parameter_bytes(i) + found.kv_bytes for i in range(model.n_layers)]
+            layers = tuple(map(max, layers, in_memory))
+        return replace(found, layer_bytes=layers, cuts=model.cuts, uncuttable=model.uncuttable)
 
     def _cut_model(self, path: Path, absent: frozenset[str] | None = None) -> CutModel:
         # mlx-lm brings transformers along: a second that a node's start need not wait for.

@@ -85,6 +85,23 @@ def test_dense_linear_is_exact_up_to_the_order_of_sums(dtype: mx.Dtype) -> None:
     assert np.abs(packed.apply(x) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("group", [32, 128, 200])
+def test_float8_is_what_its_format_says(group: int, isa: str) -> None:
+    values = np.arange(75 * 200, dtype=np.uint32).astype(np.uint8).reshape(75, 200)
+    values[(values & 0x7F) == 0x7F] = 0  # NaN
+    groups = -(-200 // group)
+    scales = np.random.default_rng(0).uniform(0.1, 2, (75, groups)).astype(np.float32)
+    packed = native.pack_float8(values.reshape(-1), scales, 75, 200, group)
+    numbers = np.array(mx.from_fp8(mx.array(values), mx.float32))
+    wide = numbers * scales.repeat(group, axis=1)[:, :200]
+    assert np.array_equal(packed.read_rows(np.arange(75, dtype=np.int32)), wide)
+    x = activations(9, 200)
+    found, expected = packed.apply(x), x.astype(np.float64) @ wide.T
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    for rows in (1, 2, 3, 4, 5, 8):
+        assert np.array_equal(packed.apply(x[:rows]), found[:rows])
+
+
 def test_bias_is_added(isa: str) -> None:
     packed, _ = affine(20, 64, 4, 32)
     x = np.zeros((2, 64), np.float32)

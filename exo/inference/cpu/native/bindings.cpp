@@ -45,6 +45,15 @@ MatrixPtr pack_dense_bytes(const Bytes& values, DType dtype, int64_t rows, int64
   return pack_dense(data, dtype, rows, cols);
 }
 
+MatrixPtr pack_float8_bytes(const Bytes& values, const Floats& scales, int64_t rows, int64_t cols,
+                            int group) {
+  need(static_cast<int64_t>(values.size()), rows * cols, "values");
+  const int64_t groups = group > 0 ? (cols + group - 1) / group : 0;
+  need(static_cast<int64_t>(scales.size()) * 4, rows * groups * 4, "scales");
+  nb::gil_scoped_release released;
+  return pack_float8(values.data(), scales.data(), rows, cols, group);
+}
+
 MatrixPtr pack_ggml_bytes(const Bytes& values, const std::string& format, int64_t rows,
                           int64_t cols) {
   for (const GgmlFormat& known : ggml_formats()) {
@@ -185,6 +194,8 @@ NB_MODULE(_native, m) {
   m.def("pack_dense", &pack_dense_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("rows"),
         nb::arg("cols"));
 
+  m.def("pack_float8", &pack_float8_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("rows"),
+        nb::arg("cols"), nb::arg("group"));
   m.def("pack_ggml", &pack_ggml_bytes, nb::arg("values"), nb::arg("format"), nb::arg("rows"),
         nb::arg("cols"));
   m.def("ggml_formats", [] {

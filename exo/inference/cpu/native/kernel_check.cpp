@@ -97,6 +97,13 @@ MatrixPtr random_dense(int64_t rows, int64_t cols) {
   return pack_dense(as_bytes(values), DType::kFloat32, rows, cols);
 }
 
+// The last group is shorter.
+MatrixPtr random_float8(int64_t rows, int64_t cols, int group) {
+  const auto values = random_bytes(static_cast<size_t>(rows * cols));
+  const auto scales = random_floats(static_cast<size_t>(rows * ((cols + group - 1) / group)));
+  return pack_float8(values.data(), scales.data(), rows, cols, group);
+}
+
 // A model with everything in it: windows, sinks, soft caps, experts, odd widths.
 Model random_model(int kv_bits, int head_dim) {
   Spec spec;
@@ -334,6 +341,9 @@ void check_formats() {
       check_linear(random_affine(37, 128, bits, group),
                    std::to_string(bits) + " bits, group " + std::to_string(group));
     }
+  }
+  for (const int group : {32, 128, 1000}) {
+    check_linear(random_float8(37, 200, group), "float8, group " + std::to_string(group));
   }
   for (const GgmlFormat& format : exo::ggml_formats()) {
     check_linear(random_ggml(format, 37, 256), format.name);

@@ -98,7 +98,9 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
   }
 }
 
-int activation_group(const Matrix& weights, bool precise) { return precise ? 0 : weights.group; }
+int activation_group(const Matrix& weights, bool precise) {
+  return precise || !weights.is_quantized() ? 0 : weights.group;
+}
 
 void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
   ThreadPool& pool = thread_pool();

@@ -156,6 +156,14 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 float to_float(const void* values, DType dtype, int64_t index) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(values)[index];
+  if (dtype == DType::kFloat8) {
+    // Exponent and mantissa to their places; the factor moves the exponent's bias.
+    const uint32_t byte = static_cast<const uint8_t*>(values)[index];
+    const uint32_t bits = (byte & 0x80) << 24 | (byte & 0x7f) << 20;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value * 0x1p120f;
+  }
   const uint16_t half = static_cast<const uint16_t*>(values)[index];
   if (dtype == DType::kFloat16) return half_to_float(half);
   const uint32_t wide = static_cast<uint32_t>(half) << 16;
@@ -197,6 +205,7 @@ void Matrix::read_row(int64_t row, float* out) const {
   const int r = static_cast<int>(row % kBlockRows);
   if (!is_quantized()) {
     for (int64_t c = 0; c < cols; c++) out[c] = to_float(start, dtype, c * kBlockRows + r);
+    for (int64_t c = 0; group != 0 && c < cols; c++) out[c] *= float8_scales(start, c / group)[r];
     return;
   }
   const Planes planes = planes_of(bits);
@@ -231,13 +240,32 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
 }
 
 std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols) {
-  check_shape(rows > 0 && cols > 0, "cannot pack these weights", rows, cols, 0, 0);
+  check_shape(rows > 0 && cols > 0 && dtype != DType::kFloat8, "cannot pack these weights", rows,
+              cols, 0, 0);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->dtype = dtype;
   m->data = Buffer(m->blocks() * m->block_bytes());
   thread_pool().run(m->blocks(), [&](int64_t i) {
     dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, values, i)
                              : pack_dense_block<uint16_t>(*m, values, i);
+  });
+  return m;
+}
+
+std::shared_ptr<Matrix> pack_float8(const uint8_t* values, const float* scales, int64_t rows,
+                                    int64_t cols, int group) {
+  check_shape(rows > 0 && cols > 0 && group > 0, "cannot pack these weights", rows, cols, 8, group);
+  auto m = std::make_shared<Matrix>();
+  m->rows = rows, m->cols = cols, m->dtype = DType::kFloat8, m->group = group;
+  m->data = Buffer(m->blocks() * m->block_bytes());
+  thread_pool().run(m->blocks(), [&](int64_t i) {
+    pack_dense_block<uint8_t>(*m, values, i);
+    float* block =
+        reinterpret_cast<float*>(m->data.data() + i * m->block_bytes() + cols * kBlockRows);
+    for (int64_t r = 0; r < std::min<int64_t>(kBlockRows, rows - i * kBlockRows); r++) {
+      const float* row = scales + (i * kBlockRows + r) * m->groups();
+      for (int64_t g = 0; g < m->groups(); g++) block[g * kBlockRows + r] = row[g];
+    }
   });
   return m;
 }

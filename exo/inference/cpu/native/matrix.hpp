@@ -16,9 +16,12 @@ inline constexpr int kUnitCols = 32;   // input features decoded together
 inline constexpr int kSuperCols = 256;
 inline constexpr int kSuperHeader = 320;  // bytes; whole lines, so that what follows is aligned
 
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
+// kFloat8: E4M3 of the OCP 8-bit Floating Point Specification, without its NaN.
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat8 };
 
-inline constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+inline constexpr int64_t size_of(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat8 ? 1 : 2;
+}
 
 // What a stored value stands for: itself, or an entry of a table.
 enum class Table : uint8_t { kNone, kIq4, kE2m1 };
@@ -151,13 +154,14 @@ constexpr SuperForm super_form(Coding coding) {
 //   a line of 16 bytes for each group: its codes; where offsets have codes of their own, as many
 //   lines again. super_form() says which. w = d * code * (q - zero) + factor * offset code.
 //
-// Dense: a block is [cols][16] values of `dtype`.
+// Dense: a block is [cols][16] values of `dtype`; of kFloat8, then 16 float32 scales for each group
+// of columns, the last of which may be shorter. w = scale * value, rounded to float32.
 struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
   int bits = 0;  // 0: dense
   Table table = Table::kNone;
-  int group = 0;  // columns that share a scale; 0: dense
+  int group = 0;  // columns that share a scale; 0: there is none
   bool is_super = false;
   DType dtype = DType::kFloat32;  // of the scales and offsets, or of dense values
   std::vector<float> bias;        // [blocks * 16], or empty
@@ -166,12 +170,17 @@ struct Matrix {
   bool is_quantized() const { return bits != 0; }
   Coding coding() const { return {bits, table}; }
   int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
-  int64_t groups() const { return is_quantized() ? cols / group : 0; }
+  int64_t groups() const { return group == 0 ? 0 : (cols + group - 1) / group; }
   int64_t group_bytes() const { return 2 * group * bits + 2 * kBlockRows * size_of(dtype); }
   int64_t super_bytes() const { return kSuperHeader + kSuperCols * kBlockRows * bits / 8; }
   int64_t block_bytes() const {
     if (is_super) return cols / kSuperCols * super_bytes();
-    return is_quantized() ? groups() * group_bytes() : cols * kBlockRows * size_of(dtype);
+    if (is_quantized()) return groups() * group_bytes();
+    return cols * kBlockRows * size_of(dtype) + groups() * kBlockRows * 4;
+  }
+  // Of a block of kFloat8, group `index`: [16].
+  const float* float8_scales(const uint8_t* block, int64_t index) const {
+    return reinterpret_cast<const float*>(block + cols * kBlockRows) + index * kBlockRows;
   }
   const uint8_t* block(int64_t index) const { return data.data() + index * block_bytes(); }
 
@@ -196,9 +205,13 @@ struct AffineSource {
   DType dtype;
 };
 
-// Both use all threads of the pool. Throw std::invalid_argument for a shape that cannot be packed.
+// All use all threads of the pool. Throw std::invalid_argument for a shape that cannot be packed.
 std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, int64_t cols,
                                     Coding coding, int group);
 std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols);
+
+// `scales` is [rows, ceil(cols / group)].
+std::shared_ptr<Matrix> pack_float8(const uint8_t* values, const float* scales, int64_t rows,
+                                    int64_t cols, int group);
 
 }  // namespace exo

@@ -14,11 +14,19 @@ template <DType T, int M, int B>
 void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
                 int64_t block, float* out, int64_t stride) {
   VecF y[B][M][kVecs] = {};
-  for (int64_t k = 0; k < w.cols; k++) {
-    for (int b = 0; b < B; b++) {
-      for (int v = 0; v < kVecs; v++) {
-        const VecF weight = load<T>(weights + b * block_bytes, k * kBlockRows + v * W);
-        for (int m = 0; m < M; m++) y[b][m][v] += weight * x[m * w.cols + k];
+  const int64_t span = T == DType::kFloat8 ? w.group : w.cols;
+  for (int64_t group = 0, k = 0; k < w.cols; group++) {
+    const int64_t end = std::min(k + span, w.cols);
+    for (; k < end; k++) {
+      for (int b = 0; b < B; b++) {
+        const uint8_t* values = weights + b * block_bytes;
+        for (int v = 0; v < kVecs; v++) {
+          VecF weight = load<T>(values, k * kBlockRows + v * W);
+          if constexpr (T == DType::kFloat8) {
+            weight *= load(w.float8_scales(values, group) + v * W);
+          }
+          for (int m = 0; m < M; m++) y[b][m][v] += weight * x[m * w.cols + k];
+        }
       }
     }
   }
@@ -145,6 +153,8 @@ inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t 
       return linear_dense<DType::kFloat16>(w, x, rows, begin, end, out, stride);
     case DType::kBFloat16:
       return linear_dense<DType::kBFloat16>(w, x, rows, begin, end, out, stride);
+    case DType::kFloat8:
+      return linear_dense<DType::kFloat8>(w, x, rows, begin, end, out, stride);
   }
 }
 

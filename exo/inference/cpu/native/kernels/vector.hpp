@@ -144,8 +144,19 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 }
 #endif
 
+// See to_float in matrix.cpp.
+EXO_INLINE VecF load_f8(const uint8_t* p) {
+  typedef uint8_t VecB __attribute__((vector_size(W)));
+  typedef uint32_t VecU __attribute__((vector_size(W * 4)));
+  VecB bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  const VecU wide = __builtin_convertvector(bytes, VecU);
+  return (VecF)((wide & 0x80) << 24 | (wide & 0x7f) << 20) * splat(0x1p120f);
+}
+
 template <DType T>
 EXO_INLINE VecF load(const uint8_t* p, int64_t index) {
+  if constexpr (T == DType::kFloat8) return load_f8(p + index);
   if constexpr (T == DType::kFloat32) return load(reinterpret_cast<const float*>(p) + index);
   const uint16_t* half = reinterpret_cast<const uint16_t*>(p) + index;
   if constexpr (T == DType::kFloat16) return load_f16(half);

@@ -1,0 +1,154 @@
+"""Checkpoints that GPTQ, AWQ, compressed-tensors and FP8 made compute what their numbers say."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import quantized_files
+import zoo
+
+from exo.errors import ModelUnsupported
+from exo.inference.batch import ForwardBatch, Slice
+from exo.inference.cpu.engine import CPUEngine
+from exo.inference.engine import InferenceEngine
+from exo.inference.mlx.engine import MLXEngine
+from exo.inference.sampling import SamplingParams
+from exo.models.quantizers import quantizer_of
+from exo.shard import Shard
+
+EXACT_ON_MLX = set(quantized_files.KINDS) - {"FP8 in blocks", "FP8 by rows"}
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain") / "qwen3"
+    zoo.write_checkpoint("qwen3", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture")
+    zoo.write_checkpoint("qwen3_moe", folder / "stacked")
+    quantized_files.with_single_experts(folder / "stacked", folder / "single")
+    return folder / "single"
+
+
+def cpu() -> CPUEngine:
+    return CPUEngine(precise=True)
+
+
+async def logits(engine: InferenceEngine, folder: Path) -> npt.NDArray[np.float32]:
+    """After the last token of a prompt."""
+    tokens = zoo.PROMPTS[0]
+    try:
+        description = await engine.describe("tiny", folder)
+        shard = Shard("tiny", 0, description.n_layers, description.n_layers)
+        await engine.load(shard, folder, lambda done, total: None)
+        part = Slice("s", 0, len(tokens), SamplingParams(temperature=0))
+        batch = ForwardBatch((part,), np.array(tokens, np.int32))
+        found = await engine._thread.submit(partial(engine.compute, shard, batch, None))
+        return np.asarray(found)[-1]
+    finally:
+        await engine.close()
+
+
+def error(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    """Root mean squares, relative."""
+    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+
+
+@pytest.mark.parametrize("kind", quantized_files.KINDS)
+async def test_a_layer_is_what_its_numbers_say(kind: str, plain: Path, tmp_path: Path) -> None:
+    packed, numbers = tmp_path / "packed", tmp_path / "numbers"
+    quantized_files.write(kind, plain, packed, numbers)
+    expected = await logits(cpu(), numbers)
+    assert error(expected, await logits(cpu(), plain)) > 1e-3, "it was quantized"
+    engine = cpu()
+    assert error(await logits(engine, packed), expected) < 1e-5
+    assert not engine._on_mlx
+    assert error(await logits(CPUEngine(), packed), expected) < 0.03
+    limit = 1e-4 if kind in EXACT_ON_MLX else 0.02
+    assert error(await logits(MLXEngine(), packed), expected) < limit
+
+
+@pytest.mark.parametrize("kind", ["GPTQ", "w4a16", "FP8 in blocks"])
+async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_path: Path) -> None:
+    packed, numbers = tmp_path / "packed", tmp_path / "numbers"
+    quantized_files.write(kind, mixture, packed, numbers)
+    expected = await logits(cpu(), numbers)
+    engine = cpu()
+    assert error(await logits(engine, packed), expected) < 1e-5
+    assert not engine._on_mlx
+    assert error(await logits(MLXEngine(), packed), expected) < 0.06  # chosen experts may change
+
+
+@pytest.mark.parametrize("kind", ["AWQ", "FP8 in blocks"])
+@pytest.mark.parametrize("make", [cpu, MLXEngine])
+async def test_a_shard_reads_its_tensors_alone(
+    make: type[MLXEngine],
+    kind: str,
+    plain: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("exo.models.file_parts.BLOCK", 64)
+    whole = tmp_path / "packed"
+    quantized_files.write(kind, plain, whole, tmp_path / "numbers")
+    expected = await logits(make(), whole)
+    headers = zoo.only_with(whole, tmp_path / "headers", ())
+    rows, tokens = None, zoo.PROMPTS[0]
+    part = Slice("s", 0, len(tokens), SamplingParams(temperature=0))
+    batch = ForwardBatch((part,), np.array(tokens, np.int32))
+    for start, end in ((0, 2), (2, zoo.LAYERS)):
+        engine, shard = make(), Shard("tiny", start, end, zoo.LAYERS)
+        try:
+            wanted = await engine.needed_tensors(shard, headers)
+            folder = zoo.only_with(whole, tmp_path / f"{start}", wanted)
+            await engine.load(shard, folder, lambda done, total: None)
+            rows = await engine._thread.submit(partial(engine.compute, shard, batch, rows))
+        finally:
+            await engine.close()
+    assert error(np.asarray(rows)[-1], expected) < 1e-5
+
+
+@pytest.mark.parametrize("make", [cpu, MLXEngine])
+async def test_what_nobody_reads_is_refused_in_words(
+    make: type[MLXEngine], plain: Path, tmp_path: Path
+) -> None:
+    quantized_files.write("bitsandbytes", plain, tmp_path / "packed", tmp_path / "numbers")
+    with pytest.raises(ModelUnsupported, match=r"bitsandbytes\. Take the model as GGUF"):
+        await logits(make(), tmp_path / "packed")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "out of order"),
+        ({"quant_method": "gptq", "bits": 3}, "GPTQ of 3 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "version marlin"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
+        ({"quant_method": "exl3"}, "quantized by exl3"),
+    ],
+)
+def test_what_is_stored_otherwise_is_named(how: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelUnsupported, match=words):
+        quantizer_of({"quantization_config": how})
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"quant_method": "mxfp4"},
+        {"quant_method": "bitnet"},
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]},
+    ],
+)
+def test_what_mlx_lm_reads_is_left_to_it(how: dict[str, object]) -> None:
+    assert quantizer_of({"quantization_config": how}) is None
+    assert quantizer_of({"quantization": {"bits": 4}, "quantization_config": how}) is None
