@@ -205,7 +205,9 @@ void Matrix::read_row(int64_t row, float* out) const {
   const int r = static_cast<int>(row % kBlockRows);
   if (!is_quantized()) {
     for (int64_t c = 0; c < cols; c++) out[c] = to_float(start, dtype, c * kBlockRows + r);
-    for (int64_t c = 0; group != 0 && c < cols; c++) out[c] *= float8_scales(start, c / group)[r];
+    for (int64_t c = 0; group != 0 && c < cols; c++) {
+      out[c] *= float8_scales(start, c / group)[r] * 0x1p-8f;
+    }
     return;
   }
   const Planes planes = planes_of(bits);
@@ -264,7 +266,7 @@ std::shared_ptr<Matrix> pack_float8(const uint8_t* values, const float* scales, 
         reinterpret_cast<float*>(m->data.data() + i * m->block_bytes() + cols * kBlockRows);
     for (int64_t r = 0; r < std::min<int64_t>(kBlockRows, rows - i * kBlockRows); r++) {
       const float* row = scales + (i * kBlockRows + r) * m->groups();
-      for (int64_t g = 0; g < m->groups(); g++) block[g * kBlockRows + r] = row[g];
+      for (int64_t g = 0; g < m->groups(); g++) block[g * kBlockRows + r] = row[g] * 0x1p8f;
     }
   });
   return m;

@@ -155,7 +155,8 @@ constexpr SuperForm super_form(Coding coding) {
 //   lines again. super_form() says which. w = d * code * (q - zero) + factor * offset code.
 //
 // Dense: a block is [cols][16] values of `dtype`; of kFloat8, then 16 float32 scales for each group
-// of columns, the last of which may be shorter. w = scale * value, rounded to float32.
+// of columns, the last of which may be shorter. w = scale * value, rounded to float32; the scales
+// are held 2^8 times larger, since kernels read the values so much smaller.
 struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;

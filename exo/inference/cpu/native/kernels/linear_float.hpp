@@ -1,4 +1,5 @@
-// y = W x from float activations: dense weights, and affine ones decoded to float first.
+// y = W x from float activations: dense weights, and quantized ones decoded to float first, as are
+// dense ones for many rows.
 //
 // Every output is one chain of fused steps over the columns in order, in all sizes of tile.
 #pragma once
@@ -39,32 +40,42 @@ void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, co
   }
 }
 
+// Tiles of four rows, and one of what is left.
 template <DType T, int B>
 void float_rows(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
                 int64_t rows, int64_t block, float* out, int64_t stride) {
+  const auto tile = [&](auto size, int64_t row) {
+    float_tile<T, size.value, B>(w, weights, block_bytes, x + row * w.cols, block,
+                                 out + row * stride, stride);
+  };
   int64_t row = 0;
   if constexpr (B == 1) {
-    for (; row + 4 <= rows; row += 4) {
-      float_tile<T, 4, B>(w, weights, block_bytes, x + row * w.cols, block, out + row * stride,
-                          stride);
-    }
+    for (; row + 4 <= rows; row += 4) tile(std::integral_constant<int, 4>{}, row);
   }
-  for (; row < rows; row++) {
-    float_tile<T, 1, B>(w, weights, block_bytes, x + row * w.cols, block, out + row * stride,
-                        stride);
+  if constexpr (B <= 2) {
+    if (rows - row == 3) return tile(std::integral_constant<int, 3>{}, row);
+    if (rows - row == 2) return tile(std::integral_constant<int, 2>{}, row);
   }
+  for (; row < rows; row++) tile(std::integral_constant<int, 1>{}, row);
+}
+
+template <DType T, int B>
+int64_t float_blocks(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
+                     float* out, int64_t stride) {
+  int64_t b = begin;
+  for (; b + B <= end; b += B) {
+    float_rows<T, B>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
+  }
+  return b;
 }
 
 template <DType T>
 void linear_dense(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride) {
   int64_t b = begin;
-  if (rows < 4) {
-    for (; b + 4 <= end; b += 4) {
-      float_rows<T, 4>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
-    }
-  }
-  for (; b < end; b++) float_rows<T, 1>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
+  if (rows == 1) b = float_blocks<T, 4>(w, x, rows, b, end, out, stride);
+  if (rows < 4) b = float_blocks<T, 2>(w, x, rows, b, end, out, stride);
+  float_blocks<T, 1>(w, x, rows, b, end, out, stride);
 }
 
 // The 32 columns of a unit as floats: [32][16] at `out`; `scale(slab)` gives a slab's [2][16].
@@ -127,25 +138,56 @@ void decode_super_to_float(const Matrix& w, int64_t block, float* out) {
   }
 }
 
+template <DType T>
+void decode_dense_to_float(const Matrix& w, int64_t block, float* out) {
+  const uint8_t* p = w.block(block);
+  for (int64_t k = 0; k < w.cols; k++) {
+    for (int v = 0; v < kVecs; v++) {
+      VecF weight = load<T>(p, k * kBlockRows + v * W);
+      if constexpr (T == DType::kFloat8) weight *= load(w.float8_scales(p, k / w.group) + v * W);
+      exo::EXO_ISA::store(out + k * kBlockRows + v * W, weight);
+    }
+  }
+}
+
+inline void decode_block(const Matrix& w, int64_t block, float* out) {
+  if (w.is_quantized()) {
+    return with_coding(w.coding(), [&](auto coding) {
+      if (w.is_super) {
+        decode_super_to_float<coding.value>(w, block, out);
+      } else {
+        decode_to_float<coding.value>(w, block, out);
+      }
+    });
+  }
+  switch (w.dtype) {
+    case DType::kFloat32:
+      return decode_dense_to_float<DType::kFloat32>(w, block, out);
+    case DType::kFloat16:
+      return decode_dense_to_float<DType::kFloat16>(w, block, out);
+    case DType::kBFloat16:
+      return decode_dense_to_float<DType::kBFloat16>(w, block, out);
+    case DType::kFloat8:
+      return decode_dense_to_float<DType::kFloat8>(w, block, out);
+  }
+}
+
 inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin,
                            int64_t end, float* out, int64_t stride) {
   uint8_t* memory = scratch(static_cast<size_t>(w.cols * kBlockRows * 4));
-  float* weights = reinterpret_cast<float*>(memory);
   for (int64_t b = begin; b < end; b++) {
-    with_coding(w.coding(), [&](auto coding) {
-      if (w.is_super) {
-        decode_super_to_float<coding.value>(w, b, weights);
-      } else {
-        decode_to_float<coding.value>(w, b, weights);
-      }
-    });
+    decode_block(w, b, reinterpret_cast<float*>(memory));
     float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);
   }
 }
 
+// Rows of activations from which it pays to decode dense weights once for all of them.
+inline constexpr int64_t kDecodedFrom = 12;
+
 inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
                          float* out, int64_t stride) {
-  if (w.is_quantized()) return linear_decoded(w, x, rows, begin, end, out, stride);
+  const bool often = w.dtype != DType::kFloat32 && rows >= kDecodedFrom;
+  if (w.is_quantized() || often) return linear_decoded(w, x, rows, begin, end, out, stride);
   switch (w.dtype) {
     case DType::kFloat32:
       return linear_dense<DType::kFloat32>(w, x, rows, begin, end, out, stride);

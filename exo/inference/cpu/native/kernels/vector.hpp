@@ -69,8 +69,9 @@ EXO_INLINE VecF load_bf16(const uint16_t* p) {
 EXO_INLINE VecF load_i8(const int8_t* p) {
   return (VecF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
-EXO_INLINE VecF load_f16(const uint16_t* p) {
-  return (VecF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+EXO_INLINE VecF from_f16(VecH h) { return (VecF)_mm512_cvtph_ps((__m256i)h); }
+EXO_INLINE VecH load_u8(const uint8_t* p) {
+  return (VecH)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
 }
 EXO_INLINE void store_f16(uint16_t* p, VecF v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
@@ -80,8 +81,9 @@ EXO_INLINE VecF round_even(VecF v) { return (VecF)_mm512_roundscale_ps((__m512)v
 EXO_INLINE VecF load_i8(const int8_t* p) {
   return (VecF)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
-EXO_INLINE VecF load_f16(const uint16_t* p) {
-  return (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+EXO_INLINE VecF from_f16(VecH h) { return (VecF)_mm256_cvtph_ps((__m128i)h); }
+EXO_INLINE VecH load_u8(const uint8_t* p) {
+  return (VecH)_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p));
 }
 EXO_INLINE void store_f16(uint16_t* p, VecF v) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
@@ -94,8 +96,11 @@ EXO_INLINE VecF load_i8(const int8_t* p) {
   const int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
   return (VecF)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
 }
-EXO_INLINE VecF load_f16(const uint16_t* p) {
-  return (VecF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+EXO_INLINE VecF from_f16(VecH h) { return (VecF)vcvt_f32_f16((float16x4_t)h); }
+EXO_INLINE VecH load_u8(const uint8_t* p) {
+  uint32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return (VecH)vget_low_u16(vmovl_u8(vcreate_u8(four)));
 }
 EXO_INLINE void store_f16(uint16_t* p, VecF v) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
@@ -108,14 +113,17 @@ EXO_INLINE VecF load_i8(const int8_t* p) {
   return v;
 }
 // Without a conversion instruction, by bits; exact, subnormals included.
-EXO_INLINE VecF load_f16(const uint16_t* p) {
-  VecH h;
-  __builtin_memcpy(&h, p, sizeof h);
+EXO_INLINE VecF from_f16(VecH h) {
   const VecI wide = __builtin_convertvector(h, VecI);
   const VecI magnitude = (wide & 0x7fff) << 13;
   const VecF finite = (VecF)magnitude * 0x1p112f;
   const VecI special = (VecI)(magnitude >= (0x7c00 << 13)) & 0x7f800000;
   return (VecF)((VecI)finite | special | (wide & 0x8000) << 16);
+}
+EXO_INLINE VecH load_u8(const uint8_t* p) {
+  VecH v;
+  for (int i = 0; i < W; i++) v[i] = p[i];
+  return v;
 }
 EXO_INLINE VecF round_even(VecF v) {
   const VecF magic = splat(12582912.f);  // 1.5 * 2^23: what is below the point is rounded away
@@ -144,14 +152,16 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 }
 #endif
 
-// See to_float in matrix.cpp.
+EXO_INLINE VecF load_f16(const uint16_t* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return from_f16(h);
+}
+// 2^-8 times the values: a half's exponent has another bias.
 EXO_INLINE VecF load_f8(const uint8_t* p) {
-  typedef uint8_t VecB __attribute__((vector_size(W)));
-  typedef uint32_t VecU __attribute__((vector_size(W * 4)));
-  VecB bytes;
-  __builtin_memcpy(&bytes, p, sizeof bytes);
-  const VecU wide = __builtin_convertvector(bytes, VecU);
-  return (VecF)((wide & 0x80) << 24 | (wide & 0x7f) << 20) * splat(0x1p120f);
+  typedef int16_t VecS __attribute__((vector_size(W * 2)));
+  const VecS sign_twice = (VecS)(load_u8(p) << 8) >> 1;
+  return from_f16((VecH)sign_twice & 0xbfff);
 }
 
 template <DType T>
