@@ -9,6 +9,7 @@ import { Ring } from "./ring.js";
 import { t } from "./words.js";
 
 const NOTED_MS = 2000;
+const FADED_MS = 5000; // how long a ring that ended stays in sight
 
 const used = ({ capabilities }) =>
   capabilities ? capabilities.memory_total_bytes - capabilities.memory_available_bytes : 0;
@@ -91,19 +92,32 @@ export class ClusterView {
       used: Object.values(this.#view.nodes).filter(isLive).reduce((sum, n) => sum + used(n), 0),
     });
     if (this.#panel.hidden) return;
+    if (this.#rings.size > this.#view.plans.length) this.#draw();
     const drawn = this.#history.draw();
     this.#parts.history.replaceWith(drawn);
     this.#parts.history = drawn;
   }
 
-  #draw() {
-    if (this.#panel.hidden || !this.#view) return;
-    const { plans, serving } = this.#view;
+  // Where a member is lost the next ring is there in a second or two: until then the last one stays,
+  // or all that is below would jump up and down.
+  #fade(plans) {
+    const now = performance.now();
     for (const [hash, ring] of this.#rings) {
-      if (plans.some((plan) => plan.hash === hash)) continue;
+      const goesOn = plans.some((plan) => plan.hash === hash);
+      ring.element.classList.toggle("ended", !goesOn);
+      if (goesOn) ring.endedAt = null;
+      else ring.endedAt ??= now;
+      const isFollowed = plans.some(({ model_id }) => model_id === ring.modelId);
+      if (goesOn || (now - ring.endedAt < FADED_MS && !isFollowed)) continue;
       ring.element.remove();
       this.#rings.delete(hash);
     }
+  }
+
+  #draw() {
+    if (this.#panel.hidden || !this.#view) return;
+    const { plans, serving } = this.#view;
+    this.#fade(plans);
     for (const plan of plans) {
       if (!this.#rings.has(plan.hash)) this.#rings.set(plan.hash, new Ring(plan));
       const ring = this.#rings.get(plan.hash);
@@ -111,7 +125,7 @@ export class ClusterView {
       if (!ring.element.isConnected) this.#parts.rings.append(ring.element);
     }
     const none = this.#parts.rings.querySelector("p");
-    if (plans.length) none?.remove();
+    if (this.#rings.size) none?.remove();
     else if (!none) this.#parts.rings.append(make("p", { textContent: t("No model is loaded yet.") }));
     this.#machines.show(this.#view);
     const left = plans.flatMap((plan) => plan.left_out);

@@ -55,9 +55,11 @@ export class Ring {
   #links = [];
   #middle;
   #steps;
+  endedAt = null; // set by who shows it
 
   constructor(plan) {
     this.#plan = plan;
+    this.modelId = plan.model_id;
     const layers = plan.members.at(-1).shard.end_layer;
     const several = plan.members.length > 1;
     this.element = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
