@@ -24,7 +24,7 @@ from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
 from exo.inference.sampling import SampledToken, sample
 from exo.inference.step_times import StepTimes
-from exo.models.description import ModelDescription
+from exo.models.description import ModelDescription, with_kv_in_bytes
 from exo.models.tensor_table import absent_tensors
 from exo.models.tokenizer import Tokenizer, load_tokenizer
 from exo.shard import Shard
@@ -70,7 +70,8 @@ class InferenceEngine(ABC):
         Raises:
             ModelUnsupported: this engine cannot run the checkpoint at all.
         """
-        return await self._begin("describe", partial(self.describe_model, model_id, path))
+        found = await self._begin("describe", partial(self.describe_model, model_id, path))
+        return with_kv_in_bytes(found) if self.kv_bits == 8 else found
 
     async def needed_tensors(self, shard: Shard, path: Path) -> frozenset[str]:
         """Names of the checkpoint's tensors that the shard reads, as `exo.models.tensor_table` has

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from exo.shard import Shard
 
 KV_RESERVE_TOKENS = 4096
 """Tokens of KV cache counted with every layer when a model is placed."""
+
+_IN_BYTES = (8 + 32 / 64) / 16
+"""Of a float16 KV cache, one of bytes with a scale and an offset for 64 of them."""
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
@@ -51,6 +54,13 @@ class ModelDescription:
         first = self.first_bytes if any(shard.is_first for shard in shards) else 0
         last = self.last_bytes if any(shard.is_last for shard in shards) else 0
         return first + sum(self.layer_bytes[i] for i in layers) + last
+
+
+def with_kv_in_bytes(found: ModelDescription) -> ModelDescription:
+    """The same where the KV cache keeps bytes: less is reserved for it."""
+    kv = int(found.kv_bytes * _IN_BYTES)
+    layers = tuple(size - found.kv_bytes + kv for size in found.layer_bytes)
+    return replace(found, layer_bytes=layers, kv_bytes=kv)
 
 
 def read_config(path: Path) -> dict[str, Any]:

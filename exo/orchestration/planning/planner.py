@@ -417,22 +417,23 @@ async def _longest_idle_first(
 def _one_checkpoint(
     prepared: dict[str, Prepared], left_out: dict[str, str]
 ) -> tuple[ModelDescription, dict[str, int]]:
-    """The files most memory holds; nodes with others of the same name are left out."""
+    """The files most memory holds; nodes with others of the same name are left out. Where engines
+    need more or less for the same files, what most of it is."""
     weight: dict[str, int] = defaultdict(int)
     for found in prepared.values():
         weight[found.description.checkpoint] += found.memory_bytes
     chosen = max(sorted(weight), key=lambda checkpoint: weight[checkpoint])
     memory = {}
-    description = None
+    descriptions = []
     for node_id, found in prepared.items():
         if found.description.checkpoint == chosen:
             memory[node_id] = found.memory_bytes
-            description = found.description
+            descriptions.append(found.description)
         else:
             left_out[node_id] = "it holds other files under this model's name"
-    if description is None:
+    if not descriptions:
         raise PlanMismatch("no node holds the chosen checkpoint")
-    return description, memory
+    return max(descriptions, key=lambda found: sum(found.layer_bytes)), memory
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

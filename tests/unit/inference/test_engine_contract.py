@@ -306,6 +306,22 @@ async def test_bytes_hold_nearly_twice_as_much(
     assert 3.5 < await pages(make, 8, folder) / await pages(make, 16, folder) < 4
 
 
+@pytest.mark.parametrize("make", [MLXEngine, CPUEngine])
+async def test_a_cache_of_bytes_is_planned_with_less(
+    make: type[MLXEngine] | type[CPUEngine], folder: Path
+) -> None:
+    usual, in_fewer = make(), in_bytes(make())
+    wide, narrow = await usual.describe("m", folder), await in_fewer.describe("m", folder)
+    assert narrow.kv_bytes == int(wide.kv_bytes * 8.5 / 16)
+    saved = wide.kv_bytes - narrow.kv_bytes
+    assert [a - b for a, b in zip(wide.layer_bytes, narrow.layer_bytes, strict=True)] == [
+        saved
+    ] * wide.n_layers
+    assert narrow.checkpoint == wide.checkpoint
+    await usual.close()
+    await in_fewer.close()
+
+
 async def test_where_mlx_cannot_compute_with_bytes_it_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
