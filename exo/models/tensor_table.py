@@ -16,7 +16,12 @@ from exo.models.gguf.file import read_gguf
 from exo.models.gguf.names import renamed
 from exo.models.weight_files import chosen_weights
 
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2}
+_BYTES = (
+    dict.fromkeys(("F64", "I64", "U64"), 8)
+    | dict.fromkeys(("F32", "I32", "U32"), 4)
+    | dict.fromkeys(("BF16", "F16", "I16", "U16"), 2)
+    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1)
+)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ class Repacked:
             nn.quantize(model, GROUP, self._bits, class_predicate=self._is_widened)
 
     def _is_widened(self, path: str, module: nn.Module) -> bool:
-        return path.rpartition(".")[2] in self._widened and hasattr(module, "to_quantized")
+        if path.rpartition(".")[2] not in self._widened or not hasattr(module, "to_quantized"):
+            return False
+        return bool(module.weight.shape[-1] % GROUP == 0)
 
 
 def _numbers(layer: Affine | Float8) -> mx.array:
