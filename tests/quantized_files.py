@@ -144,6 +144,25 @@ def float8(block: tuple[int, int] | None, name: str) -> Callable[[Array], Layer]
     return layer
 
 
+def nvfp4(*, modelopt: bool) -> Callable[[Array], Layer]:
+    def layer(weight: Array) -> Layer:
+        divisor = np.array([2.5], np.float32)
+        how: dict[str, Any] = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+        values, scales = mx.quantize(mx.array(weight * divisor), **how)
+        parts = {
+            "weight" if modelopt else "weight_packed": np.array(values).view(np.uint8),
+            "weight_scale": np.array(scales),
+        }
+        if modelopt:
+            parts |= {"weight_scale_2": 1 / divisor[0], "input_scale": np.ones((), np.float32)}
+        else:
+            parts |= {"weight_global_scale": divisor, "input_global_scale": divisor}
+        numbers = mx.dequantize(values, scales, **how).astype(mx.float32)
+        return parts, np.array(numbers) * (1 / divisor)
+
+    return layer
+
+
 def bitsandbytes(weight: Array) -> Layer:
     shape = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape)})
     parts = {
@@ -178,6 +197,11 @@ KINDS: dict[str, tuple[Callable[[Array], Layer], dict[str, Any]]] = {
         float8((32, 48), "weight_scale_inv"),
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 48]},
     ),
+    "NVFP4": (nvfp4(modelopt=False), _compressed("nvfp4-pack-quantized", 4, type="float")),
+    "NVFP4 of ModelOpt": (
+        nvfp4(modelopt=True),
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+    ),
     "FP8 by rows": (float8(None, "weight_scale"), _compressed("float-quantized", 8, type="float")),
 }
 """By name: how a layer is stored, and the quantization_config."""
@@ -196,7 +220,8 @@ def write(kind: str, source: Path, packed: Path, plain: Path) -> None:
             continue
         parts, numbers[name] = layer(array)
         stored |= {f"{module}.{part}": values for part, values in parts.items()}
-    bytes_of_float8 = {n for n, a in stored.items() if a.dtype == np.uint8 and "FP8" in kind}
+    ending = {"FP8": ".weight", "NVF": ".weight_scale"}.get(kind[:3], "none")
+    bytes_of_float8 = {n for n, a in stored.items() if a.dtype == np.uint8 and n.endswith(ending)}
     packed.mkdir()
     plain.mkdir()
     write_safetensors(packed / "model.safetensors", stored, bytes_of_float8)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import sys
 import time
 from typing import Any
 
@@ -35,11 +36,18 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def _watch(port: int, view: dict[str, Any]) -> int:
-    """The same, again and again, until Ctrl-C or the node ends."""
+    """The same, again and again, until Ctrl-C or the node ends; into a file or a pipe one after the
+    other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the cursor comes back
-    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+    console = Console(soft_wrap=True)
+    live = Live(auto_refresh=False) if console.is_terminal else None
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
         while True:
-            live.update(_shown(view), refresh=True)
+            if live is not None:
+                live.update(_shown(view), refresh=True)
+            else:
+                console.print(_shown(view), "")
+                sys.stdout.flush()
             time.sleep(LOOK_S)
             view = asyncio.run(get_json(port, "/v1/topology"))
     return 0

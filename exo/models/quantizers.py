@@ -1,9 +1,9 @@
-"""Linear layers as GPTQ, AWQ, compressed-tensors and float8 checkpoints store them, and what the
-engines hold instead: the same numbers as MLX would pack them, or float8 with scales.
+"""Linear layers as GPTQ, AWQ, compressed-tensors, FP8 and NVFP4 checkpoints store them, and what
+the engines hold instead: the same numbers as MLX would pack them, or float8 and float4 with scales.
 
 Formats: AutoGPTQ's and GPTQModel's `qlinear_cuda`, AutoAWQ's `packing_utils`, `compressors` of
 vllm-project/compressed-tensors, `finegrained_fp8` of transformers; float8 is E4M3 of the OCP 8-bit
-Floating Point Specification.
+Floating Point Specification, float4 E2M1 of the OCP Microscaling Formats.
 
 What computes is numpy or mlx.core, as the arrays are: `xp`, of which only what both call alike is
 used. With MLX everything stays lazy.
@@ -27,6 +27,7 @@ GROUPS = (128, 64, 32)
 """Columns that may share a scale in the engines."""
 
 _FLOAT8_BLOCK = 128
+_FLOAT4_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,27 @@ class Float8:
     values: Array
     scales: Array
     group: int
+    bits: int = 8
+
+
+@dataclass(frozen=True)
+class Float4:
+    """w = scale * group's scale * value. `values` uint8 [rows, cols / 2], E2M1, the even column in
+    the low half; `scales` uint8 [rows, cols / 16], E4M3; `scale` float32, one number."""
+
+    values: Array
+    scales: Array
+    scale: Array
+    bits: int = 4
 
 
 class Quantizer(ABC):
     """How a tool stored a linear layer: `weight` and `scales` name two of the layer's tensors,
     `needed` what else there must be, `others` what there may be."""
 
-    weight: ClassVar[str] = "weight"
+    weight: str = "weight"
     scales: str
-    needed: ClassVar[tuple[str, ...]] = ()
+    needed: tuple[str, ...] = ()
     others: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -76,7 +89,7 @@ class Quantizer(ABC):
     def _check_shapes(self, module: str, shapes: Shapes) -> None: ...
 
     @abstractmethod
-    def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Affine | Float8:
+    def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Affine | Float8 | Float4:
         """A layer of these parts."""
 
 
@@ -233,9 +246,35 @@ class Float8Blocks(Quantizer):
         return Float8(values, _by_row(stored, rows, xp), cols)
 
 
+class NVFP4(Quantizer):
+    """Float4 with a float8 scale for 16 columns and one more for all, which compressed-tensors
+    divides by (`weight_global_scale`) and ModelOpt multiplies with (`weight_scale_2`)."""
+
+    scales = "weight_scale"
+    others = ("input_global_scale", "input_scale")
+
+    def __init__(self, *, compressed_tensors: bool) -> None:
+        self._divides = compressed_tensors
+        self.weight = "weight_packed" if compressed_tensors else "weight"
+        self.needed = ("weight_global_scale" if compressed_tensors else "weight_scale_2",)
+
+    def _check_shapes(self, module: str, shapes: Shapes) -> None:
+        (rows, packed), scales = shapes[self.weight], shapes["weight_scale"]
+        if scales != (rows, 2 * packed / _FLOAT4_GROUP):
+            raise ModelUnsupported(
+                f"{module} is {rows} x {2 * packed} with scales of shape {list(scales)}; NVFP4 has "
+                f"one for {_FLOAT4_GROUP} columns"
+            )
+
+    def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Float4:
+        scale = _floats(parts[self.needed[0]], xp).reshape(-1)[0]
+        values, scales = (parts[name].view(xp.uint8) for name in (self.weight, "weight_scale"))
+        return Float4(values, scales, 1 / scale if self._divides else scale)
+
+
 def quantizer_of(config: Mapping[str, Any]) -> Quantizer | None:
-    """What the checkpoint with this config.json was quantized with; None: nothing, or what MLX and
-    mlx-lm know themselves.
+    """What the checkpoint with this config.json was quantized with; None: nothing, or what only MLX
+    and mlx-lm know.
 
     Raises:
         ModelUnsupported: nobody here can read it; the message says what to take instead.
@@ -255,6 +294,8 @@ def quantizer_of(config: Mapping[str, Any]) -> Quantizer | None:
         height, width = block or (_FLOAT8_BLOCK, _FLOAT8_BLOCK)
         scales = "weight_scale_inv" if method == "fp8" else "weight_scale"
         return Float8Blocks(scales, (int(height), int(width)))
+    if method == "modelopt" and how.get("quant_algo") == "NVFP4":
+        return NVFP4(compressed_tensors=False)
     if method == "modelopt" and how.get("quant_algo") == "FP8":
         return Float8Blocks("weight_scale", (_FLOAT8_BLOCK, _FLOAT8_BLOCK))
     if method in ("bitsandbytes", "hqq", "exl2", "exl3", "aqlm", "quip", "torchao", "eetq", "vptq"):
@@ -282,7 +323,9 @@ def _of_compressed_tensors(how: Mapping[str, Any]) -> Quantizer | None:
     bits = {int(weights.get("num_bits") or 0) for weights in groups}
     if any(weights.get("actorder") in ("group", "dynamic") for weights in groups):
         raise _unreadable("its columns are quantized out of order (actorder)")
-    if layout in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
+    if layout == "nvfp4-pack-quantized":
+        return NVFP4(compressed_tensors=True)
+    if layout == "mxfp4-pack-quantized":
         return None
     if layout == "pack-quantized" and len(bits) == 1 and bits <= {4, 8}:
         return PackedIntegers(bits.pop())

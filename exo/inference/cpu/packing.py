@@ -13,7 +13,7 @@ from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.family import Family
 from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
-from exo.models.quantizers import Affine
+from exo.models.quantizers import Affine, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
 GGML = native.ggml_formats()
@@ -128,7 +128,10 @@ class Packer:
             how = Packing("affine", found.bits, found.group)
         else:
             packed = {"weight": found.values, "scales": found.scales}
-            how = Packing("float8", 8, found.group)
+            if isinstance(found, Float8):
+                how = Packing("float8", 8, found.group)
+            else:
+                how = Packing("nvfp4", 4, 16, float(found.scale))
         return how, {part: _tensor(module, array) for part, array in packed.items()} | bias
 
     def _done(self, module: str) -> None:
@@ -150,6 +153,10 @@ def _pack(how: Packing | None, parts: Parts) -> native.Matrix:
             packed = native.pack_dense(weight.data, DTYPES[weight.dtype], rows, cols)
     elif how.mode == "float8":
         packed = native.pack_float8(weight.data, parts["scales"].floats(), rows, cols, how.group)
+    elif how.mode == "nvfp4":
+        cols = 2 * len(weight.data) // rows
+        scales = parts["scales"].data
+        packed = native.pack_float4(weight.data, scales, how.scale, rows, cols)
     else:
         cols = cols * 32 // how.bits
         if how.mode == "mxfp4":
@@ -158,10 +165,10 @@ def _pack(how: Packing | None, parts: Parts) -> native.Matrix:
             powers = _powers_of_two(parts["scales"], 127).reshape(rows, -1)
             packed = native.pack_float8(weight.data, powers, rows, cols, how.group)
         else:
-            scales, offsets = parts["scales"], parts["biases"].data
-            dtype = DTYPES[scales.dtype]
+            dtype, scales = DTYPES[parts["scales"].dtype], parts["scales"].data
+            offsets = parts["biases"].data
             packed = native.pack_affine(
-                weight.data, scales.data, offsets, dtype, rows, cols, how.bits, how.group
+                weight.data, scales, offsets, dtype, rows, cols, how.bits, how.group
             )
     if "bias" in parts:
         packed.set_bias(parts["bias"].floats().tolist())

@@ -10,16 +10,18 @@ from exo.errors import ModelUnsupported
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
-_USUAL_GROUP = {"affine": 64, "mxfp4": 32, "mxfp8": 32}
+_USUAL_GROUP = {"affine": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+_MX = (("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16))
 
 
 class Packing(NamedTuple):
     """How a module's weights are stored: `mode` as in `mx.quantize`, or "float8"; `group`: columns
-    that share a scale."""
+    that share a scale; `scale`: of all, of nvfp4."""
 
     mode: str
     bits: int
     group: int
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,9 @@ class Quantization:
         group = int(chosen.get("group_size") or _USUAL_GROUP.get(mode, 0))
         bits = 32 * words / (groups * group) if group else 0
         is_affine = mode == "affine" and bits in _BITS and group in _GROUPS
-        is_mx = (mode, bits, group) in (("mxfp4", 4, 32), ("mxfp8", 8, 32))
-        if not is_affine and not is_mx:
+        if not is_affine and (mode, bits, group) not in _MX:
             raise ModelUnsupported(
                 f"{path} is quantized as {mode}, {bits:g} bits, groups of {group}; the cpu engine "
-                f"has affine, {_BITS} bits, groups of {_GROUPS}, mxfp4 and mxfp8"
+                f"has affine, {_BITS} bits, groups of {_GROUPS}, mxfp4, mxfp8 and nvfp4"
             )
         return Packing(mode, int(bits), group)

@@ -2,8 +2,8 @@
 
 Integers stay what they are, scales and offsets rounded to the type of the norms. What MLX has no
 kernels for is widened to more bits, and so are experts, which mlx-lm's classes only stack as plain
-numbers: float8 to 8 bits in groups of 32 (off by at most 1/510 of a group's range), integers of
-2, 4 and 8 bits to 4, 6 and 8.
+numbers: float8 to 8 bits in groups of 32 (off by at most 1/510 of a group's range), float4 to 6
+(1/126), integers of 2, 4 and 8 bits to 4, 6 and 8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from exo.models.quantizers import Affine, Float8, Quantizer
+from exo.models.quantizers import Affine, Float4, Float8, Quantizer
 
 GROUP = 32
 _WIDENED = {2: 4, 4: 6, 8: 8}
@@ -59,7 +59,7 @@ class Repacked:
                 found[f"{module}.scales"] = layer.scales.astype(dtype)
                 found[f"{module}.biases"] = layer.offsets.astype(dtype)
             else:
-                self._bits = 8 if isinstance(layer, Float8) else _WIDENED[layer.bits]
+                self._bits = _WIDENED[layer.bits]
                 self._widened.add(module.rpartition(".")[2])
                 found[f"{module}.weight"] = _numbers(layer).astype(dtype)
         return found
@@ -75,9 +75,13 @@ class Repacked:
         return bool(module.weight.shape[-1] % GROUP == 0)
 
 
-def _numbers(layer: Affine | Float8) -> mx.array:
+def _numbers(layer: Affine | Float8 | Float4) -> mx.array:
     if isinstance(layer, Affine):
         return mx.dequantize(layer.words, layer.scales, layer.offsets, layer.group, layer.bits)
+    if isinstance(layer, Float4):
+        words = mx.contiguous(layer.values).view(mx.uint32)
+        numbers = mx.dequantize(words, layer.scales, group_size=16, bits=4, mode="nvfp4")
+        return numbers.astype(mx.float32) * layer.scale
     values = mx.from_fp8(layer.values, mx.float32)
     scales = mx.repeat(layer.scales, layer.group, axis=1)
     return values * scales[:, : values.shape[1]]

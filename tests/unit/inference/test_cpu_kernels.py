@@ -102,6 +102,21 @@ def test_float8_is_what_its_format_says(group: int, isa: str) -> None:
         assert np.array_equal(packed.apply(x[:rows]), found[:rows])
 
 
+def test_float4_is_mlxs_nvfp4(isa: str) -> None:
+    weight = mx.random.normal((75, 224))
+    values, scales = mx.quantize(weight, group_size=16, bits=4, mode="nvfp4")
+    numbers = mx.dequantize(values, scales, group_size=16, bits=4, mode="nvfp4")
+    wide = np.array(numbers.astype(mx.float32))
+    octets = np.array(values).reshape(-1).view(np.uint8)
+    packed = native.pack_float4(octets, np.array(scales).reshape(-1), 0.5, 75, 224)
+    assert np.array_equal(packed.read_rows(np.arange(75, dtype=np.int32)), 0.5 * wide)
+    x = activations(17, 224)
+    found, expected = packed.apply(x), x.astype(np.float64) @ (0.5 * wide).T
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    for rows in (1, 2, 3, 4, 5, 12):
+        assert np.array_equal(packed.apply(x[:rows]), found[:rows])
+
+
 def test_bias_is_added(isa: str) -> None:
     packed, _ = affine(20, 64, 4, 32)
     x = np.zeros((2, 64), np.float32)

@@ -20,7 +20,12 @@ from exo.inference.sampling import SamplingParams
 from exo.models.quantizers import quantizer_of
 from exo.shard import Shard
 
-EXACT_ON_MLX = set(quantized_files.KINDS) - {"FP8 in blocks", "FP8 by rows"}
+WIDENED_ON_MLX = {
+    "FP8 in blocks": 0.03,
+    "FP8 by rows": 0.03,
+    "NVFP4": 0.15,
+    "NVFP4 of ModelOpt": 0.15,
+}
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +77,11 @@ async def test_a_layer_is_what_its_numbers_say(kind: str, plain: Path, tmp_path:
     assert error(await logits(engine, packed), expected) < 1e-5
     assert not engine._on_mlx
     assert error(await logits(CPUEngine(), packed), expected) < 0.03
-    limit = 1e-4 if kind in EXACT_ON_MLX else 0.02
+    limit = WIDENED_ON_MLX.get(kind, 1e-4)
     assert error(await logits(MLXEngine(), packed), expected) < limit
 
 
-@pytest.mark.parametrize("kind", ["GPTQ", "w4a16", "FP8 in blocks"])
+@pytest.mark.parametrize("kind", ["GPTQ", "w4a16", "FP8 in blocks", "NVFP4"])
 async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_path: Path) -> None:
     packed, numbers = tmp_path / "packed", tmp_path / "numbers"
     quantized_files.write(kind, mixture, packed, numbers)
@@ -84,7 +89,7 @@ async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_
     engine = cpu()
     assert error(await logits(engine, packed), expected) < 1e-5
     assert not engine._on_mlx
-    assert error(await logits(MLXEngine(), packed), expected) < 0.06  # chosen experts may change
+    assert error(await logits(MLXEngine(), packed), expected) < 0.12  # chosen experts may change
 
 
 @pytest.mark.parametrize("kind", ["AWQ", "FP8 in blocks"])
@@ -145,7 +150,7 @@ def test_what_is_stored_otherwise_is_named(how: dict[str, object], words: str) -
     [
         {"quant_method": "mxfp4"},
         {"quant_method": "bitnet"},
-        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
         {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]},
     ],
 )

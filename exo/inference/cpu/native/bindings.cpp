@@ -54,6 +54,14 @@ MatrixPtr pack_float8_bytes(const Bytes& values, const Floats& scales, int64_t r
   return pack_float8(values.data(), scales.data(), rows, cols, group);
 }
 
+MatrixPtr pack_float4_bytes(const Bytes& values, const Bytes& scales, float scale, int64_t rows,
+                            int64_t cols) {
+  need(static_cast<int64_t>(values.size()), rows * cols / 2, "values");
+  need(static_cast<int64_t>(scales.size()), rows * (cols / kFloat4Cols), "scales");
+  nb::gil_scoped_release released;
+  return pack_float4(values.data(), scales.data(), scale, rows, cols);
+}
+
 MatrixPtr pack_ggml_bytes(const Bytes& values, const std::string& format, int64_t rows,
                           int64_t cols) {
   for (const GgmlFormat& known : ggml_formats()) {
@@ -196,6 +204,8 @@ NB_MODULE(_native, m) {
 
   m.def("pack_float8", &pack_float8_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("rows"),
         nb::arg("cols"), nb::arg("group"));
+  m.def("pack_float4", &pack_float4_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("scale"),
+        nb::arg("rows"), nb::arg("cols"));
   m.def("pack_ggml", &pack_ggml_bytes, nb::arg("values"), nb::arg("format"), nb::arg("rows"),
         nb::arg("cols"));
   m.def("ggml_formats", [] {

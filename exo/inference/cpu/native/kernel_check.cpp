@@ -104,6 +104,12 @@ MatrixPtr random_float8(int64_t rows, int64_t cols, int group) {
   return pack_float8(values.data(), scales.data(), rows, cols, group);
 }
 
+MatrixPtr random_float4(int64_t rows, int64_t cols) {
+  const auto values = random_bytes(static_cast<size_t>(rows * cols / 2));
+  const auto scales = random_bytes(static_cast<size_t>(rows * cols / kFloat4Cols));
+  return pack_float4(values.data(), scales.data(), 0.3f, rows, cols);
+}
+
 // A model with everything in it: windows, sinks, soft caps, experts, odd widths.
 Model random_model(int kv_bits, int head_dim) {
   Spec spec;
@@ -345,6 +351,7 @@ void check_formats() {
   for (const int group : {32, 128, 1000}) {
     check_linear(random_float8(37, 200, group), "float8, group " + std::to_string(group));
   }
+  check_linear(random_float4(37, 208), "float4");
   for (const GgmlFormat& format : exo::ggml_formats()) {
     check_linear(random_ggml(format, 37, 256), format.name);
   }

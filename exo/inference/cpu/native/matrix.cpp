@@ -203,6 +203,16 @@ Matrix::RowScale Matrix::super_scale(const uint8_t* block, int row, int64_t g) c
 void Matrix::read_row(int64_t row, float* out) const {
   const uint8_t* start = block(row / kBlockRows);
   const int r = static_cast<int>(row % kBlockRows);
+  if (dtype == DType::kFloat4) {
+    for (int64_t c = 0; c < cols; c++) {
+      const uint8_t* in_group = start + c / kFloat4Cols * kFloat4Group;
+      const int pair = in_group[c % kFloat4Cols / 2 * kBlockRows + r];
+      const int doubled = kE2m1Values[pair >> (c % 2 * 4) & 15] - 12;
+      const float own = to_float(in_group + kFloat4Values, DType::kFloat8, r) * scale;
+      out[c] = own * (0.5f * static_cast<float>(doubled));
+    }
+    return;
+  }
   if (!is_quantized()) {
     for (int64_t c = 0; c < cols; c++) out[c] = to_float(start, dtype, c * kBlockRows + r);
     for (int64_t c = 0; group != 0 && c < cols; c++) {
@@ -242,14 +252,38 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
 }
 
 std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols) {
-  check_shape(rows > 0 && cols > 0 && dtype != DType::kFloat8, "cannot pack these weights", rows,
-              cols, 0, 0);
+  check_shape(rows > 0 && cols > 0 && size_of(dtype) > 1 && dtype != DType::kFloat4,
+              "cannot pack these weights", rows, cols, 0, 0);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->dtype = dtype;
   m->data = Buffer(m->blocks() * m->block_bytes());
   thread_pool().run(m->blocks(), [&](int64_t i) {
     dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, values, i)
                              : pack_dense_block<uint16_t>(*m, values, i);
+  });
+  return m;
+}
+
+std::shared_ptr<Matrix> pack_float4(const uint8_t* values, const uint8_t* scales, float scale,
+                                    int64_t rows, int64_t cols) {
+  check_shape(rows > 0 && cols > 0 && cols % kFloat4Cols == 0, "cannot pack these weights", rows,
+              cols, 4, kFloat4Cols);
+  auto m = std::make_shared<Matrix>();
+  m->rows = rows, m->cols = cols, m->dtype = DType::kFloat4, m->group = kFloat4Cols;
+  m->scale = scale;
+  m->data = Buffer(m->blocks() * m->block_bytes());
+  thread_pool().run(m->blocks(), [&](int64_t i) {
+    uint8_t* group = m->data.data() + i * m->block_bytes();
+    const int64_t count = std::min<int64_t>(kBlockRows, rows - i * kBlockRows);
+    for (int64_t g = 0; g < m->groups(); g++, group += kFloat4Group) {
+      for (int64_t r = 0; r < count; r++) {
+        const int64_t at = (i * kBlockRows + r) * m->groups() + g;
+        for (int j = 0; j < kFloat4Cols / 2; j++) {
+          group[j * kBlockRows + r] = values[at * kFloat4Cols / 2 + j];
+        }
+        group[kFloat4Values + r] = scales[at];
+      }
+    }
   });
   return m;
 }

@@ -16,12 +16,18 @@ inline constexpr int kUnitCols = 32;   // input features decoded together
 inline constexpr int kSuperCols = 256;
 inline constexpr int kSuperHeader = 320;  // bytes; whole lines, so that what follows is aligned
 
-// kFloat8: E4M3 of the OCP 8-bit Floating Point Specification, without its NaN.
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat8 };
+// kFloat8: E4M3 of the OCP 8-bit Floating Point Specification, without its NaN. kFloat4: E2M1 of
+// the OCP Microscaling Formats.
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat8, kFloat4 };
 
+// Of one value; not of kFloat4.
 inline constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat8 ? 1 : 2;
 }
+
+inline constexpr int kFloat4Cols = 16;  // columns that share a scale
+inline constexpr int64_t kFloat4Values = kFloat4Cols * kBlockRows / 2;  // bytes
+inline constexpr int64_t kFloat4Group = kFloat4Values + kBlockRows;
 
 // What a stored value stands for: itself, or an entry of a table.
 enum class Table : uint8_t { kNone, kIq4, kE2m1 };
@@ -157,6 +163,10 @@ constexpr SuperForm super_form(Coding coding) {
 // Dense: a block is [cols][16] values of `dtype`; of kFloat8, then 16 float32 scales for each group
 // of columns, the last of which may be shorter. w = scale * value, rounded to float32; the scales
 // are held 2^8 times larger, since kernels read the values so much smaller.
+//
+// Of kFloat4 a block is groups of 16 columns; a group is 8 lines of 16 bytes, byte r of line j
+// holding columns 2j (its low half) and 2j + 1 of row r, then 16 E4M3 scales. w = (scale * `scale`)
+// * value.
 struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -165,6 +175,7 @@ struct Matrix {
   int group = 0;  // columns that share a scale; 0: there is none
   bool is_super = false;
   DType dtype = DType::kFloat32;  // of the scales and offsets, or of dense values
+  float scale = 1.f;              // of all values of kFloat4
   std::vector<float> bias;        // [blocks * 16], or empty
   Buffer data;
 
@@ -177,6 +188,7 @@ struct Matrix {
   int64_t block_bytes() const {
     if (is_super) return cols / kSuperCols * super_bytes();
     if (is_quantized()) return groups() * group_bytes();
+    if (dtype == DType::kFloat4) return groups() * kFloat4Group;
     return cols * kBlockRows * size_of(dtype) + groups() * kBlockRows * 4;
   }
   // Of a block of kFloat8, group `index`: [16].
@@ -210,6 +222,11 @@ struct AffineSource {
 std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, int64_t cols,
                                     Coding coding, int group);
 std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols);
+
+// `values` is [rows, cols / 2], the even column in the low half of a byte; `scales` [rows, cols /
+// 16].
+std::shared_ptr<Matrix> pack_float4(const uint8_t* values, const uint8_t* scales, float scale,
+                                    int64_t rows, int64_t cols);
 
 // `scales` is [rows, ceil(cols / group)].
 std::shared_ptr<Matrix> pack_float8(const uint8_t* values, const float* scales, int64_t rows,

@@ -10,22 +10,51 @@ namespace exo::EXO_ISA {
 
 inline constexpr int kVecs = kBlockRows / W;
 
+template <DType T>
+inline constexpr bool kIsScaled = T == DType::kFloat8 || T == DType::kFloat4;
+
+// What all of a group's columns are multiplied with: W rows from `lane`.
+template <DType T>
+EXO_INLINE VecF group_scale(const Matrix& w, const uint8_t* block, int64_t group, int lane) {
+  if constexpr (T == DType::kFloat4) {
+    return load_f8(block + group * kFloat4Group + kFloat4Values + lane) * splat(w.scale * 0x1p22f);
+  } else {
+    return load(w.float8_scales(block, group) + lane);
+  }
+}
+
+// Column k without that.
+template <DType T>
+EXO_INLINE VecF column(const uint8_t* block, int64_t k, int lane) {
+  if constexpr (T == DType::kFloat4) {
+    const uint8_t* group = block + k / kFloat4Cols * kFloat4Group;
+    return load_f4(group + k % kFloat4Cols / 2 * kBlockRows + lane, k % 2 != 0);
+  } else {
+    return load<T>(block, k * kBlockRows + lane);
+  }
+}
+
 // M rows of activations by B blocks; B > 1 keeps enough chains in flight when rows are few.
 template <DType T, int M, int B>
 void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
                 int64_t block, float* out, int64_t stride) {
   VecF y[B][M][kVecs] = {};
-  const int64_t span = T == DType::kFloat8 ? w.group : w.cols;
+  const int64_t span = kIsScaled<T> ? w.group : w.cols;
   for (int64_t group = 0, k = 0; k < w.cols; group++) {
     const int64_t end = std::min(k + span, w.cols);
+    VecF scale[B][kVecs];
+    if constexpr (kIsScaled<T>) {
+      for (int b = 0; b < B; b++) {
+        for (int v = 0; v < kVecs; v++) {
+          scale[b][v] = group_scale<T>(w, weights + b * block_bytes, group, v * W);
+        }
+      }
+    }
     for (; k < end; k++) {
       for (int b = 0; b < B; b++) {
-        const uint8_t* values = weights + b * block_bytes;
         for (int v = 0; v < kVecs; v++) {
-          VecF weight = load<T>(values, k * kBlockRows + v * W);
-          if constexpr (T == DType::kFloat8) {
-            weight *= load(w.float8_scales(values, group) + v * W);
-          }
+          VecF weight = column<T>(weights + b * block_bytes, k, v * W);
+          if constexpr (kIsScaled<T>) weight *= scale[b][v];
           for (int m = 0; m < M; m++) y[b][m][v] += weight * x[m * w.cols + k];
         }
       }
@@ -143,8 +172,8 @@ void decode_dense_to_float(const Matrix& w, int64_t block, float* out) {
   const uint8_t* p = w.block(block);
   for (int64_t k = 0; k < w.cols; k++) {
     for (int v = 0; v < kVecs; v++) {
-      VecF weight = load<T>(p, k * kBlockRows + v * W);
-      if constexpr (T == DType::kFloat8) weight *= load(w.float8_scales(p, k / w.group) + v * W);
+      VecF weight = column<T>(p, k, v * W);
+      if constexpr (kIsScaled<T>) weight *= group_scale<T>(w, p, k / w.group, v * W);
       exo::EXO_ISA::store(out + k * kBlockRows + v * W, weight);
     }
   }
@@ -169,6 +198,8 @@ inline void decode_block(const Matrix& w, int64_t block, float* out) {
       return decode_dense_to_float<DType::kBFloat16>(w, block, out);
     case DType::kFloat8:
       return decode_dense_to_float<DType::kFloat8>(w, block, out);
+    case DType::kFloat4:
+      return decode_dense_to_float<DType::kFloat4>(w, block, out);
   }
 }
 
@@ -197,6 +228,8 @@ inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t 
       return linear_dense<DType::kBFloat16>(w, x, rows, begin, end, out, stride);
     case DType::kFloat8:
       return linear_dense<DType::kFloat8>(w, x, rows, begin, end, out, stride);
+    case DType::kFloat4:
+      return linear_dense<DType::kFloat4>(w, x, rows, begin, end, out, stride);
   }
 }
 

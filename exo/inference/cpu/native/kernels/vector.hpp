@@ -163,6 +163,11 @@ EXO_INLINE VecF load_f8(const uint8_t* p) {
   const VecS sign_twice = (VecS)(load_u8(p) << 8) >> 1;
   return from_f16((VecH)sign_twice & 0xbfff);
 }
+// 2^-14 times the values in the low or high halves of bytes.
+EXO_INLINE VecF load_f4(const uint8_t* p, bool high) {
+  const VecH halves = high ? load_u8(p) >> 4 : load_u8(p);
+  return from_f16((halves & 8) << 12 | (halves & 7) << 9);
+}
 
 template <DType T>
 EXO_INLINE VecF load(const uint8_t* p, int64_t index) {
