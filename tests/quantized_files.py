@@ -34,12 +34,20 @@ _DTYPES = {
 }
 
 
-def write_safetensors(path: Path, tensors: dict[str, Array], float8: set[str]) -> None:
-    """`float8`: names of those whose bytes are E4M3, which numpy has no type for."""
+_FLOAT_TYPES = {
+    ("FP8", "weight"): "F8_E4M3",
+    ("FP8", "weight_scale_inv"): "F8_E8M0",
+    ("NVF", "weight_scale"): "F8_E4M3",
+}
+"""By the kind's first letters and the part of a layer."""
+
+
+def write_safetensors(path: Path, tensors: dict[str, Array], types: dict[str, str]) -> None:
+    """`types`: of those that numpy has none for, given as bytes."""
     header, blobs, at = {}, [], 0
     for name, array in tensors.items():
         blob = np.ascontiguousarray(array).tobytes()
-        dtype = "F8_E4M3" if name in float8 else _DTYPES[array.dtype.name]
+        dtype = types.get(name) or _DTYPES[array.dtype.name]
         place = [at, at + len(blob)]
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": place}
         blobs.append(blob)
@@ -124,8 +132,10 @@ def plain_integers(weight: Array) -> Layer:
     return {"weight": values, "weight_scale": scales}, (values * scales).astype(np.float32)
 
 
-def float8(block: tuple[int, int] | None, name: str) -> Callable[[Array], Layer]:
-    """`block`: rows and columns that share a scale; None: each row has one."""
+def float8(
+    block: tuple[int, int] | None, name: str, *, powers: bool = False
+) -> Callable[[Array], Layer]:
+    """`block`: rows and columns that share a scale; None: each row has one. `powers`: of two."""
 
     def layer(weight: Array) -> Layer:
         rows, cols = weight.shape
@@ -136,10 +146,14 @@ def float8(block: tuple[int, int] | None, name: str) -> Callable[[Array], Layer]
                 weight[i * height : (i + 1) * height, j * width : (j + 1) * width]
             ).max()
         scales = (high / 448).astype(np.float32)
+        exponents = np.ceil(np.log2(scales)).astype(int)
+        if powers:
+            scales = np.ldexp(np.float32(1), exponents)
         wide = scales.repeat(height, 0)[:rows].repeat(width, 1)[:, :cols]
         values = mx.to_fp8(mx.array(weight / wide))
         numbers = np.array(mx.from_fp8(values, mx.float32)) * wide
-        return {"weight": np.array(values), name: scales}, numbers
+        stored = (exponents + 127).astype(np.uint8) if powers else scales
+        return {"weight": np.array(values), name: stored}, numbers
 
     return layer
 
@@ -202,6 +216,10 @@ KINDS: dict[str, tuple[Callable[[Array], Layer], dict[str, Any]]] = {
         nvfp4(modelopt=True),
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
     ),
+    "FP8 in blocks, powers": (
+        float8((64, 32), "weight_scale_inv", powers=True),
+        {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [64, 32]},
+    ),
     "FP8 by rows": (float8(None, "weight_scale"), _compressed("float-quantized", 8, type="float")),
 }
 """By name: how a layer is stored, and the quantization_config."""
@@ -220,12 +238,15 @@ def write(kind: str, source: Path, packed: Path, plain: Path) -> None:
             continue
         parts, numbers[name] = layer(array)
         stored |= {f"{module}.{part}": values for part, values in parts.items()}
-    ending = {"FP8": ".weight", "NVF": ".weight_scale"}.get(kind[:3], "none")
-    bytes_of_float8 = {n for n, a in stored.items() if a.dtype == np.uint8 and n.endswith(ending)}
+    types = {}
+    for name, array in stored.items():
+        part = name.rpartition(".")[2]
+        if array.dtype == np.uint8 and kind.startswith(("FP8", "NVFP4")):
+            types[name] = _FLOAT_TYPES.get((kind[:3], part), "U8")
     packed.mkdir()
     plain.mkdir()
-    write_safetensors(packed / "model.safetensors", stored, bytes_of_float8)
-    write_safetensors(plain / "model.safetensors", numbers, set())
+    write_safetensors(packed / "model.safetensors", stored, types)
+    write_safetensors(plain / "model.safetensors", numbers, {})
     config = json.loads((source / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps(config | {"quantization_config": how}))
     (plain / "config.json").write_text(json.dumps(config))
@@ -241,5 +262,5 @@ def with_single_experts(source: Path, target: Path) -> None:
         else:
             found[name] = np.array(array)
     target.mkdir()
-    write_safetensors(target / "model.safetensors", found, set())
+    write_safetensors(target / "model.safetensors", found, {})
     (target / "config.json").write_text((source / "config.json").read_text())

@@ -14,14 +14,16 @@ import numpy.typing as npt
 from exo.errors import ModelUnsupported
 from exo.models.tensor_table import all_tensors
 
-_INTEGERS: dict[str, Any] = {
+INTEGERS: dict[str, Any] = {
     "U8": np.uint8,
     "I8": np.int8,
     "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,
     "I32": np.int32,
     "U32": np.uint32,
     "I64": np.int64,
 }
+"""Types of tensors of which `Tensor.numbers` gives the integers, or the bytes."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Tensor:
     def numbers(self) -> npt.NDArray[Any]:
         """The values in the tensor's shape: integers as they are, float8 as its bytes, floats as
         float32."""
-        if self.dtype in _INTEGERS:
-            found: npt.NDArray[Any] = self.data.view(_INTEGERS[self.dtype]).reshape(self.shape)
+        if self.dtype in INTEGERS:
+            found: npt.NDArray[Any] = self.data.view(INTEGERS[self.dtype]).reshape(self.shape)
             return found
         return self.floats()
 

@@ -218,7 +218,7 @@ class PlainIntegers(_Packed):
 
 class Float8Blocks(Quantizer):
     """`weight` float8 [rows, cols] and a scale for all, for each row, or for each block of rows and
-    columns."""
+    columns: floats, or powers of two in a byte."""
 
     others = ("input_scale", "weight_zero_point")
 
@@ -239,6 +239,8 @@ class Float8Blocks(Quantizer):
     def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Float8:
         values = parts["weight"].view(xp.uint8)
         (rows, cols), stored = values.shape, parts[self.scales]
+        if stored.dtype == xp.uint8:  # E8M0, a float's exponent
+            stored = (stored.astype(xp.uint32) << 23).view(xp.float32)
         height, width = self._block
         if stored.ndim == 2 and stored.shape == (-(-rows // height), -(-cols // width)):
             scales = xp.repeat(_floats(stored, xp), height, axis=0)[:rows]

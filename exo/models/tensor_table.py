@@ -20,7 +20,7 @@ _BYTES = (
     dict.fromkeys(("F64", "I64", "U64"), 8)
     | dict.fromkeys(("F32", "I32", "U32"), 4)
     | dict.fromkeys(("BF16", "F16", "I16", "U16"), 2)
-    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1)
+    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1)
 )
 
 

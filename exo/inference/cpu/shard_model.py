@@ -14,7 +14,7 @@ from exo.inference.cpu.families.rope import RopeTable
 from exo.inference.cpu.layers.layer import build_layer, tensors_of_layer
 from exo.inference.cpu.packing import DTYPES, GGML, Packer, as_list, norm
 from exo.inference.cpu.quantization import Quantization
-from exo.models.checkpoint import Checkpoint
+from exo.models.checkpoint import INTEGERS, Checkpoint
 from exo.models.description import read_config, text_config
 from exo.models.quantizers import quantizer_of
 
@@ -193,7 +193,7 @@ class CheckpointModel:
             is_known = dtype in DTYPES or dtype in GGML or dtype == "U32"
             module, _, part = name.rpartition(".")
             if self._quantizer is not None and checkpoint.is_packed(module):
-                is_known = True
+                is_known = dtype in DTYPES or dtype in INTEGERS
                 if part == "weight":
                     self._quantizer.check(module, checkpoint.shapes(module))
             elif part == "scales":

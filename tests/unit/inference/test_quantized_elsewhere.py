@@ -21,6 +21,7 @@ from exo.models.quantizers import quantizer_of
 from exo.shard import Shard
 
 WIDENED_ON_MLX = {
+    "FP8 in blocks, powers": 0.03,
     "FP8 in blocks": 0.03,
     "FP8 by rows": 0.03,
     "NVFP4": 0.15,
