@@ -7,17 +7,17 @@ import contextlib
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from exo.errors import ExoError, NodeLeft, PeerUnavailable, StepTimeout
 from exo.networking.calls.messages import PROTOCOL
-from exo.networking.calls.peer_handle import Beat, PeerHandle, PeerIdentity
+from exo.networking.calls.peer_handle import Beat, PeerHandle
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.generated import node_service_pb2 as pb
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.membership.patience import LEAST_S, Patience
+from exo.orchestration.membership.peer import Peer, advice
 from exo.orchestration.membership.rhythm import (
     ACQUAINTED,
     CONFIRM_S,
@@ -30,49 +30,11 @@ from exo.topology.topology import LinkView, NodeView
 
 logger = logging.getLogger(__name__)
 
-ROUTE_LIFETIME_S = 10.0
-"""A route not announced for this long is forgotten; manual ones are told again and again."""
-
 ONE_WAY_GRACE_S = 3.0
 """How long a peer may take to connect back before it is called unreachable."""
 
 RETRY_S = 0.5
 TOLD_POLL_S = 0.05
-
-ROUND_TRIPS = 20
-"""Of a peer's heartbeats that are remembered."""
-
-
-@dataclass
-class _Peer:
-    """One node that was heard. `handle` is set while a connection works; `alive` once the peer
-    has one back to us as well."""
-
-    node_id: str
-    instance_id: str
-    patience: Patience
-    routes: dict[Route, float] = field(default_factory=dict)
-    route: Route | None = None
-    handle: PeerHandle | None = None
-    identity: PeerIdentity | None = None
-    alive: bool = False
-    left: bool = False
-    problem: str = ""
-    round_trip_ms: float | None = None
-    round_trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS))
-    max_epoch: int = 0
-    replaced: list[PeerHandle] = field(default_factory=list)
-    double: tuple[str, float] | None = None  # another instance with this id, heard since
-    beats: int = 0  # over this connection
-    due: asyncio.Event = field(default_factory=asyncio.Event)  # the next beat, whatever the rhythm
-    answered_at: float = 0.0  # the last beat; the event loop's clock
-    suspected: bool = False  # another node waits for it in vain
-    draining: bool = False
-
-    def best_route(self, now: float) -> Route | None:
-        """Of the routes announced lately, the one over the best kind of interface."""
-        self.routes = {r: at for r, at in self.routes.items() if now - at < ROUTE_LIFETIME_S}
-        return min(self.routes, key=lambda route: (route.rank, route.address), default=None)
 
 
 class Membership(DiscoveryListener):
@@ -102,7 +64,7 @@ class Membership(DiscoveryListener):
         self._on_beat = on_beat
         self._connect = connect
         self._interface_of = interface_of
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._unknown: dict[str, str] = {}  # address → what happened when it was asked
         self._asking: set[str] = set()
         self._duplicate_of_self = ""
@@ -130,7 +92,7 @@ class Membership(DiscoveryListener):
         peer = self._peers.get(node_id)
         if peer is None:
             patience = Patience(self._config.heartbeat_timeout_s)
-            peer = self._peers[node_id] = _Peer(node_id, instance_id, patience)
+            peer = self._peers[node_id] = Peer(node_id, instance_id, patience)
             peer.routes[route] = now
             self._tasks.background(self._keep_connected(peer), f"peer {node_id}")
         elif peer.instance_id == instance_id:
@@ -279,7 +241,7 @@ class Membership(DiscoveryListener):
 
     # Connecting -------------------------------------------------------------------------------
 
-    async def _keep_connected(self, peer: _Peer) -> None:
+    async def _keep_connected(self, peer: Peer) -> None:
         """While it is announced: connect by the best route, keep heartbeats, start over."""
         loop = asyncio.get_running_loop()
         while (route := peer.best_route(loop.time())) is not None or peer.left:
@@ -288,7 +250,7 @@ class Membership(DiscoveryListener):
                     await self._connected(peer, route)
                 except ExoError as error:
                     if error.message != peer.problem:
-                        peer.problem = _advice(peer.node_id, route, error)
+                        peer.problem = advice(peer.node_id, route, error)
                     self._lose(peer, error)
                 except Exception as error:
                     # The supervisor of this peer: whatever a session died of, the next one begins.
@@ -299,7 +261,7 @@ class Membership(DiscoveryListener):
                 break
         del self._peers[peer.node_id]
 
-    async def _connected(self, peer: _Peer, route: Route) -> None:
+    async def _connected(self, peer: Peer, route: Route) -> None:
         """One connection's life; always ends with the error that ended it."""
         handle = self._connect(route.address)
         try:
@@ -322,7 +284,7 @@ class Membership(DiscoveryListener):
             if peer.handle is not handle:
                 await handle.close()
 
-    async def _beat(self, peer: _Peer) -> None:
+    async def _beat(self, peer: Peer) -> None:
         loop = asyncio.get_running_loop()
         since = loop.time()
         while True:
@@ -347,13 +309,13 @@ class Membership(DiscoveryListener):
                     if await self._moved_to_better_route(peer, loop.time()):
                         break
 
-    def _patience_s(self, peer: _Peer) -> float:
+    def _patience_s(self, peer: Peer) -> float:
         usual = self._config.heartbeat_timeout_s
         if peer.node_id in self._watched():
             usual = peer.patience.seconds(asyncio.get_running_loop().time())
         return min(usual, CONFIRM_S) if peer.suspected else usual
 
-    async def _until_due(self, peer: _Peer) -> None:
+    async def _until_due(self, peer: Peer) -> None:
         seconds = self._config.heartbeat_interval_s
         is_settled = peer.alive and not peer.suspected and peer.beats >= ACQUAINTED
         if is_settled and peer.node_id not in self._watched():
@@ -374,7 +336,7 @@ class Membership(DiscoveryListener):
         for peer in self._peers.values():
             peer.due.set()
 
-    def _note_beat(self, peer: _Peer, beat: Beat, round_trip_s: float) -> None:
+    def _note_beat(self, peer: Peer, beat: Beat, round_trip_s: float) -> None:
         assert peer.identity is not None
         peer.beats += 1
         peer.answered_at = asyncio.get_running_loop().time()
@@ -395,7 +357,7 @@ class Membership(DiscoveryListener):
             logger.info("node %s joined at %s", peer.node_id, peer.route and peer.route.address)
             self._on_joined(peer.node_id)
 
-    async def _moved_to_better_route(self, peer: _Peer, now: float) -> bool:
+    async def _moved_to_better_route(self, peer: Peer, now: float) -> bool:
         """Move to a better kind of interface where one has appeared; plans keep their streams."""
         best = peer.best_route(now)
         if best is None or peer.route is None or best.rank >= peer.route.rank:
@@ -416,7 +378,7 @@ class Membership(DiscoveryListener):
         peer.handle, peer.route = handle, best
         return True
 
-    def _lose(self, peer: _Peer, error: ExoError) -> None:
+    def _lose(self, peer: Peer, error: ExoError) -> None:
         handles = [h for h in (peer.handle, *peer.replaced) if h is not None]
         was_alive, peer.alive, peer.handle, peer.route = peer.alive, False, None, None
         peer.replaced = []
@@ -477,7 +439,7 @@ class Membership(DiscoveryListener):
         try:
             identity = await handle.hello(self._hello())
         except ExoError as error:
-            self._unknown[route.address] = _advice(route.address, route, error)
+            self._unknown[route.address] = advice(route.address, route, error)
         else:
             self._unknown.pop(route.address, None)
             interface, rank = self._interface_of(route.host)
@@ -495,7 +457,7 @@ class Membership(DiscoveryListener):
             )
             logger.error("%s", self._duplicate_of_self)
 
-    def _note_double_of(self, peer: _Peer, instance_id: str, route: Route, now: float) -> None:
+    def _note_double_of(self, peer: Peer, instance_id: str, route: Route, now: float) -> None:
         """A second process with a live peer's id: a restart not yet noticed, or a cloned id."""
         if peer.double is None or peer.double[0] != instance_id:
             peer.double = (instance_id, now)
@@ -505,13 +467,3 @@ class Membership(DiscoveryListener):
                 f"{route.address}: give one another --node-id"
             )
             logger.error("%s", peer.problem)
-
-
-def _advice(who: str, route: Route, error: ExoError) -> str:
-    if isinstance(error, PeerUnavailable):
-        return (
-            f"{who} is heard but cannot be reached at {route.address} ({error.message}): check "
-            f"that its firewall allows TCP port {route.port}, and that the Wi-Fi does not isolate "
-            "clients"
-        )
-    return error.message
