@@ -144,35 +144,36 @@ class Packer:
 
 
 def _pack(how: Packing | None, parts: Parts) -> native.Matrix:
-    weight = parts["weight"]
-    rows, cols = weight.shape
-    if how is None:
-        if weight.dtype in GGML:
-            packed = native.pack_ggml(weight.data, weight.dtype, rows, cols)
-        else:
-            packed = native.pack_dense(weight.data, DTYPES[weight.dtype], rows, cols)
-    elif how.mode == "float8":
-        packed = native.pack_float8(weight.data, parts["scales"].floats(), rows, cols, how.group)
-    elif how.mode == "nvfp4":
-        cols = 2 * len(weight.data) // rows
-        scales = parts["scales"].data
-        packed = native.pack_float4(weight.data, scales, how.scale, rows, cols)
-    else:
-        cols = cols * 32 // how.bits
-        if how.mode == "mxfp4":
-            packed = _packed_mxfp4(weight, parts["scales"], rows, cols)
-        elif how.mode == "mxfp8":
-            powers = _powers_of_two(parts["scales"], 127).reshape(rows, -1)
-            packed = native.pack_float8(weight.data, powers, rows, cols, how.group)
-        else:
-            dtype, scales = DTYPES[parts["scales"].dtype], parts["scales"].data
-            offsets = parts["biases"].data
-            packed = native.pack_affine(
-                weight.data, scales, offsets, dtype, rows, cols, how.bits, how.group
-            )
+    packed = _dense(parts["weight"]) if how is None else _quantized(how, parts)
     if "bias" in parts:
         packed.set_bias(parts["bias"].floats().tolist())
     return packed
+
+
+def _dense(weight: Tensor) -> native.Matrix:
+    if weight.dtype in GGML:
+        return native.pack_ggml(weight.data, weight.dtype, *weight.shape)
+    return native.pack_dense(weight.data, DTYPES[weight.dtype], *weight.shape)
+
+
+def _quantized(how: Packing, parts: Parts) -> native.Matrix:
+    weight, scales = parts["weight"], parts["scales"]
+    rows = weight.shape[0]
+    cols = len(weight.data) * 8 // (rows * how.bits)
+    match how.mode:
+        case "float8":
+            return native.pack_float8(weight.data, scales.floats(), rows, cols, how.group)
+        case "mxfp8":
+            powers = _powers_of_two(scales, 127).reshape(rows, -1)
+            return native.pack_float8(weight.data, powers, rows, cols, how.group)
+        case "nvfp4":
+            return native.pack_float4(weight.data, scales.data, how.scale, rows, cols)
+        case "mxfp4":
+            return _packed_mxfp4(weight, scales, rows, cols)
+    dtype, offsets = DTYPES[scales.dtype], parts["biases"].data
+    return native.pack_affine(
+        weight.data, scales.data, offsets, dtype, rows, cols, how.bits, how.group
+    )
 
 
 def _tensor(module: str, array: npt.NDArray[Any]) -> Tensor:

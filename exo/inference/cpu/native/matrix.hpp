@@ -85,6 +85,23 @@ void with_coding(Coding coding, const Use& use) {
   }
 }
 
+// The same with the type of dense values.
+template <typename Use>
+void with_dtype(DType dtype, const Use& use) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return use(std::integral_constant<DType, DType::kFloat32>{});
+    case DType::kFloat16:
+      return use(std::integral_constant<DType, DType::kFloat16>{});
+    case DType::kBFloat16:
+      return use(std::integral_constant<DType, DType::kBFloat16>{});
+    case DType::kFloat8:
+      return use(std::integral_constant<DType, DType::kFloat8>{});
+    case DType::kFloat4:
+      return use(std::integral_constant<DType, DType::kFloat4>{});
+  }
+}
+
 float to_float(const void* values, DType dtype, int64_t index);
 
 // Zeroed memory straight from the kernel, aligned to pages, in huge ones where it grants them.

@@ -180,27 +180,17 @@ void decode_dense_to_float(const Matrix& w, int64_t block, float* out) {
 }
 
 inline void decode_block(const Matrix& w, int64_t block, float* out) {
-  if (w.is_quantized()) {
-    return with_coding(w.coding(), [&](auto coding) {
-      if (w.is_super) {
-        decode_super_to_float<coding.value>(w, block, out);
-      } else {
-        decode_to_float<coding.value>(w, block, out);
-      }
-    });
+  if (!w.is_quantized()) {
+    return with_dtype(w.dtype,
+                      [&](auto dtype) { decode_dense_to_float<dtype.value>(w, block, out); });
   }
-  switch (w.dtype) {
-    case DType::kFloat32:
-      return decode_dense_to_float<DType::kFloat32>(w, block, out);
-    case DType::kFloat16:
-      return decode_dense_to_float<DType::kFloat16>(w, block, out);
-    case DType::kBFloat16:
-      return decode_dense_to_float<DType::kBFloat16>(w, block, out);
-    case DType::kFloat8:
-      return decode_dense_to_float<DType::kFloat8>(w, block, out);
-    case DType::kFloat4:
-      return decode_dense_to_float<DType::kFloat4>(w, block, out);
-  }
+  with_coding(w.coding(), [&](auto coding) {
+    if (w.is_super) {
+      decode_super_to_float<coding.value>(w, block, out);
+    } else {
+      decode_to_float<coding.value>(w, block, out);
+    }
+  });
 }
 
 inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin,
@@ -219,18 +209,8 @@ inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t 
                          float* out, int64_t stride) {
   const bool often = w.dtype != DType::kFloat32 && rows >= kDecodedFrom;
   if (w.is_quantized() || often) return linear_decoded(w, x, rows, begin, end, out, stride);
-  switch (w.dtype) {
-    case DType::kFloat32:
-      return linear_dense<DType::kFloat32>(w, x, rows, begin, end, out, stride);
-    case DType::kFloat16:
-      return linear_dense<DType::kFloat16>(w, x, rows, begin, end, out, stride);
-    case DType::kBFloat16:
-      return linear_dense<DType::kBFloat16>(w, x, rows, begin, end, out, stride);
-    case DType::kFloat8:
-      return linear_dense<DType::kFloat8>(w, x, rows, begin, end, out, stride);
-    case DType::kFloat4:
-      return linear_dense<DType::kFloat4>(w, x, rows, begin, end, out, stride);
-  }
+  with_dtype(w.dtype,
+             [&](auto dtype) { linear_dense<dtype.value>(w, x, rows, begin, end, out, stride); });
 }
 
 }  // namespace exo::EXO_ISA
