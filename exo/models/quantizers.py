@@ -137,6 +137,12 @@ class GPTQ(_Packed):
         packed, rows = shapes["qweight"]
         return rows, packed * 32 // self.bits, shapes["scales"][0]
 
+    def _check_shapes(self, module: str, shapes: Shapes) -> None:
+        # Some tools give single layers more bits, and say so in words of their own.
+        if shapes["qzeros"][-1] * 32 != shapes["qweight"][1] * self.bits:
+            raise _unreadable(f"{module} has other than {self.bits} bits")
+        super()._check_shapes(module, shapes)
+
     def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Affine:
         scales = _floats(parts["scales"], xp).T
         zeros = _floats(_values(parts["qzeros"], self.bits, xp), xp).T

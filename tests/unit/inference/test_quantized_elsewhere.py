@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +92,33 @@ async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_
     assert error(await logits(engine, packed), expected) < 1e-5
     assert not engine._on_mlx
     assert error(await logits(MLXEngine(), packed), expected) < 0.12  # chosen experts may change
+
+
+def say_bits(folder: Path, bits: int) -> None:
+    """In place of what the configuration says."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    how = config["quantization_config"]
+    for said in [how, *(group["weights"] for group in how.get("config_groups", {}).values())]:
+        said.update({key: bits for key in ("bits", "num_bits") if key in said})
+    file.write_text(json.dumps(config))
+
+
+async def test_layers_of_other_bits_than_said_are_refused(plain: Path, tmp_path: Path) -> None:
+    quantized_files.write("GPTQ", plain, tmp_path / "packed", tmp_path / "numbers")
+    say_bits(tmp_path / "packed", 8)
+    for engine in (cpu(), MLXEngine()):
+        with pytest.raises(ModelUnsupported, match="has other than 8 bits"):
+            await logits(engine, tmp_path / "packed")
+
+
+async def test_weights_of_another_width_are_an_error_not_a_wild_read(
+    plain: Path, tmp_path: Path
+) -> None:
+    quantized_files.write("w8a16", plain, tmp_path / "packed", tmp_path / "numbers")
+    say_bits(tmp_path / "packed", 4)
+    with pytest.raises(ValueError, match="columns is given 64"):
+        await logits(cpu(), tmp_path / "packed")
 
 
 @pytest.mark.parametrize("kind", ["AWQ", "FP8 in blocks"])

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "thread_pool.hpp"
@@ -106,6 +108,11 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
   ThreadPool& pool = thread_pool();
   int64_t blocks = 0, work = 0;
   for (const LinearJob& job : jobs) {
+    if (job.weights->cols != job.x->cols()) {
+      throw std::invalid_argument("a layer of " + std::to_string(job.weights->cols) +
+                                  " columns is given " + std::to_string(job.x->cols()) +
+                                  ": the weights are not packed as the configuration says");
+    }
     blocks += job.weights->blocks();
     work += products(job);
   }
