@@ -18,6 +18,7 @@ settings.load_profile("exo")
 # MLX on a CPU has g++ compile each chain of elementwise operations it meets: 75 of them, a second
 # or two each on a new machine.
 os.environ["MLX_DISABLE_COMPILE"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as exo itself does
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 

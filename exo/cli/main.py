@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from exo import __version__
@@ -223,8 +226,17 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     args = build_parser().parse_args(arguments)
     set_up_logging()
+    # numpy's threads wait by spinning, a tenth of a second of each core at every start, for work
+    # that is not done with numpy here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        return _command(args)
+        # Nothing that is imported is ever garbage: not looking for it is a twelfth of a start, and
+        # what is not looked through later does not hold up a step.
+        gc.disable()
+        command = _command(args)
+        gc.freeze()
+        gc.enable()
+        return command(args)
     except ExoError as error:
         print(f"exo: {error.message}", file=sys.stderr)  # noqa: T201
         return 1
@@ -233,54 +245,55 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-def _command(args: argparse.Namespace) -> int:
+def _command(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
+    """The function of one command; to import what it needs is what takes long here."""
     if args.command == "run":
         from exo.cli.run.command import run
 
-        return run(args)
+        return run
     if args.command == "download":
         from exo.cli.download import download
 
-        return download(args)
+        return download
     if args.command in ("rm", "du"):
         from exo.cli.models import remove, show_usage
 
-        return remove(args) if args.command == "rm" else show_usage(args)
+        return remove if args.command == "rm" else show_usage
     if args.command == "models":
         from exo.cli.models import show_model, show_models
 
-        return show_models(args) if args.model is None else show_model(args)
+        return show_models if args.model is None else show_model
     if args.command in ("status", "top"):
         from exo.cli.status import show_status
 
-        return show_status(args)
+        return show_status
     if args.command == "service":
         from exo.cli.service import service
 
-        return service(args)
+        return service
     if args.command == "doctor":
         from exo.cli.doctor.command import doctor
 
-        return doctor(args)
+        return doctor
     if args.command == "update":
         from exo.cli.update import update
 
-        return update(args)
+        return update
     if args.command == "drain":
         from exo.cli.drain import drain
 
-        return drain(args)
+        return drain
     if args.command == "completion":
         from exo.cli.completion import completion
 
-        return completion(build_parser(), args.shell)
+        return lambda args: completion(build_parser(), args.shell)
     if args.command == "bench":
         from exo.cli.bench import bench
 
-        return bench(args)
+        return bench
     from exo.cli.serve import serve
 
-    return serve(args)
+    return serve
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exo import __version__
-from exo.cli.activity_line import activity_line, is_under_way
-from exo.orchestration.files.activity import as_json
+from exo.cli.activity_line import activity_line
+from exo.cli.plain_lines import activity_shown
 from exo.orchestration.node import StandardNode
 from exo.shard import RingPlan
 from exo.topology.capabilities import GB
@@ -31,12 +31,6 @@ def node_screen(node: StandardNode) -> RenderableType:
         parts += [Text(), *map(_activity, items)]
     parts += [Text(), Text("Ctrl-C ends this node", style="dim")]
     return Panel(Group(*parts), title=f"exo {__version__}", title_align="left", padding=(1, 2))
-
-
-def activity_shown(node: StandardNode) -> list[dict[str, Any]]:
-    """What any node is bringing or loading now, or failed to."""
-    items = (as_json(progress) for progress in node.activity.everyone())
-    return [item for item in items if is_under_way(item) or item["phase"] == "failed"]
 
 
 def _activity(item: dict[str, Any]) -> RenderableType:
@@ -96,17 +90,3 @@ def _plan(plan: RingPlan) -> RenderableType:
         bar.append(f" {member.node_id} {shard.start_layer}–{shard.end_layer} ", style="dim")
     left_out = [Text(f"  {node} is left out: {why}", style="dim") for node, why in plan.left_out]
     return Group(bar, *left_out)
-
-
-def plain_lines(node: StandardNode) -> list[str]:
-    """The same for logs and pipes."""
-    lines = []
-    for view in node.topology().nodes.values():
-        problem = f": {view.problem}" if view.problem else ""
-        lines.append(f"node {view.node_id} {view.state} at {view.address}{problem}")
-    for plan in node.plans:
-        shards = ", ".join(
-            f"{m.node_id} [{m.shard.start_layer}:{m.shard.end_layer}]" for m in plan.members
-        )
-        lines.append(f"ready {plan.model_id}: {shards}")
-    return lines

@@ -8,12 +8,9 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-from rich.console import Console
-from rich.live import Live
-
 from exo.cli.activity_line import LINE_S, activity_line, is_under_way
+from exo.cli.plain_lines import activity_shown, plain_lines
 from exo.cli.running_node import run_until_signal, running_node
-from exo.cli.screen import activity_shown, node_screen, plain_lines
 from exo.orchestration.node import StandardNode
 from exo.orchestration.preload import preload_most_used
 from exo.tasks import TaskOwner
@@ -45,6 +42,11 @@ async def _serve(args: argparse.Namespace) -> int:
 
 
 async def _show_screen(node: StandardNode) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from exo.cli.screen import node_screen
+
     with Live(node_screen(node), console=Console(), auto_refresh=False) as live:
         async for _ in _changes(node):
             live.update(node_screen(node), refresh=True)

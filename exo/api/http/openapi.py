@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ def openapi_routes(routes: Sequence[Route], pages: Pages) -> list[Route]:
     """The description of `routes` and of these, and the pages that show it and the guide."""
 
     async def described(http: web.Request) -> web.Response:
-        return web.json_response(whole)
+        return web.json_response(whole())
 
     own = [
         Route("GET", "/openapi.json", described, "This description"),
@@ -122,5 +123,5 @@ def openapi_routes(routes: Sequence[Route], pages: Pages) -> list[Route]:
             "GET", "/docs/guide", pages.page("guide.html"), "How to use exo", content="text/html"
         ),
     ]
-    whole = document([*routes, *own])
+    whole = cache(lambda: document([*routes, *own]))  # made when somebody asks, not at each start
     return own

@@ -17,15 +17,22 @@ from exo.errors import CacheMiss, EngineFailed, ModelUnsupported, Overloaded
 from exo.inference.batch import CacheRoom, ForwardBatch, Slice
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.cores import usable_cores
-from exo.inference.cpu.shard_model import CheckpointModel
 from exo.inference.engine import InferenceEngine, OnProgress
 from exo.models.description import ModelDescription, describe_checkpoint
 from exo.shard import Shard
 
 if TYPE_CHECKING:
+    from exo.inference.cpu.shard_model import CheckpointModel
     from exo.inference.mlx.engine import MLXEngine
 
 logger = logging.getLogger(__name__)
+
+
+def _checkpoint(path: Path) -> CheckpointModel:
+    """Imported late: all the families and layers there are, of which idle nodes need none."""
+    from exo.inference.cpu.shard_model import CheckpointModel
+
+    return CheckpointModel(path)
 
 
 class CPUEngine(InferenceEngine):
@@ -57,7 +64,7 @@ class CPUEngine(InferenceEngine):
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         try:
-            n_layers = CheckpointModel(path).architecture.n_layers
+            n_layers = _checkpoint(path).architecture.n_layers
         except ModelUnsupported as error:
             described = self._mlx.describe_model(model_id, path)
             logger.warning("%s runs on the MLX engine, slower: %s", model_id, error.message)
@@ -66,7 +73,7 @@ class CPUEngine(InferenceEngine):
 
     def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
         try:
-            model = CheckpointModel(path)
+            model = _checkpoint(path)
         except ModelUnsupported:
             return self._mlx.tensors_of_shard(shard, path)
         return model.tensors_of(shard.start_layer, shard.end_layer)
@@ -74,7 +81,7 @@ class CPUEngine(InferenceEngine):
     def load_shard(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         if shard.model_id not in self._checkpoints:
             try:
-                self._checkpoints[shard.model_id] = CheckpointModel(path)
+                self._checkpoints[shard.model_id] = _checkpoint(path)
             except ModelUnsupported:
                 self._mlx.load_shard(shard, path, on_progress)
                 self._on_mlx.add(shard)

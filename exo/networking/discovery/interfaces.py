@@ -43,7 +43,12 @@ class Interface:
         return KINDS.index(self.kind)
 
     def reaches(self, host: str) -> bool:
-        return ipaddress.ip_address(host) in self.network
+        return _parsed(host) in self.network
+
+
+@lru_cache(maxsize=256)
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(host)
 
 
 def lan_interfaces() -> list[Interface]:

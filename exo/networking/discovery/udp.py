@@ -10,6 +10,7 @@ import platform
 import socket
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.networking.discovery.interfaces import Interface
@@ -47,6 +48,7 @@ class Announcement:
         ).encode()
 
     @classmethod
+    @lru_cache(maxsize=256)  # each node says the same each time, all day
     def decode(cls, datagram: bytes) -> Announcement:
         """Raises ValueError with one word on what is wrong."""
         if len(datagram) > MAX_DATAGRAM:
