@@ -71,8 +71,20 @@ def set_up(folder: Path) -> Peers:
     if not (big / "q4_0.gguf").exists():
         print("making the random llama")
         run(python, ROOT / "scripts/make_random_llama", small, big)
+    if not (big / "mlx/tokenizer.json").exists():
+        add_tokenizer(small, big / "mlx")
     ggufs = {"smollm2": small, "llama1b": big / "q4_0.gguf"}
     return Peers(binaries, python, ggufs, {"smollm2": "smollm2-135m", "llama1b": str(big / "mlx")})
+
+
+def add_tokenizer(gguf: Path, folder: Path) -> None:
+    """A checkpoint gets the tokenizer of a GGUF file, so that it can be chatted with."""
+    from exo.models.gguf.file import read_gguf
+    from exo.models.gguf.tokenizer import write_tokenizer
+
+    config = json.loads((folder / "config.json").read_text())
+    write_tokenizer(read_gguf(gguf).metadata, folder, config)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def build_llama_cpp(folder: Path, python: Path) -> None:

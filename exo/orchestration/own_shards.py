@@ -23,6 +23,9 @@ from exo.topology.placement import BARE_SHARE, NodePace, read_rate
 
 MEMORY_PROBE_S = 2.0
 
+MAY_BE_CACHED_BYTES = 64 << 20
+"""Of weights that a processor's cache may hold: how fast these are read says little of more."""
+
 
 class OwnShards:
     """`check_not_stale` raises PlanMismatch for plans that others have replaced."""
@@ -90,11 +93,14 @@ class OwnShards:
         """How fast this node decodes: as its steps say, of the largest shard that had any, else as
         its memory is read. A node that has heard no other measures nothing: it has no choice."""
         others, _ = self._membership.views()
-        rate, largest = (BARE_SHARE * await self._engine.read_rate() if others else 0.0), 0
+        bare = BARE_SHARE * await self._engine.read_rate() if others else 0.0
+        rate, largest = bare, 0
         for shard, seconds in list(self._engine.times.token_s.items()):
             weights = self._files.weights_bytes(shard)
             if weights > largest:
                 rate, largest = read_rate(shard, weights, seconds), weights
+        if bare and largest < MAY_BE_CACHED_BYTES:
+            rate = min(rate, bare)
         return NodePace(
             rate / max(1.0, self._engine.times.slowdown), self._membership.round_trips_s()
         )

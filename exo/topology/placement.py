@@ -27,16 +27,16 @@ KEEP_TOLERANCE = 2.0
 """The same for the nodes that serve already: rates are measured, where others compute too, and to
 move layers costs seconds and what is kept of chats."""
 
-STEP_S = 0.0004
+STEP_S = 0.0001
 """What a member takes for a step beside reading weights: scheduling, sampling, Python."""
 
-LAYER_S = 0.00002
+LAYER_S = 0.000035
 """What each layer takes beside reading weights: attention, norms, threads that wait for others."""
 
-BARE_SHARE = 0.78
+BARE_SHARE = 0.8
 """Of the rate at which bare products read weights, what decoding reaches between them."""
 
-HOP_S = 0.00025
+HOP_S = 0.00015
 """What sending hidden states takes beside half a round trip."""
 
 HEARTBEAT_S = 0.001
