@@ -5,6 +5,7 @@ import { make, note } from "./dom.js";
 import { on } from "./live.js";
 import { Growing } from "./markdown.js";
 import { bar } from "./progress.js";
+import { gather, shownCall } from "./tools.js";
 import { t } from "./words.js";
 
 // What each node does for a model while its first answer waits: a bar for each.
@@ -39,6 +40,14 @@ export const stopped = (message) => STOPS[message.stopped]?.() ?? message.stoppe
 
 const STOPS = { stopped: () => t("stopped"), interrupted: () => t("interrupted") };
 
+// The connection's end, a TypeError, has other words in every browser; in some it is also how a page
+// that is reloaded hears of it.
+function why(error, message) {
+  if (error.name === "AbortError") return "stopped";
+  if (!(error instanceof TypeError)) return error.message;
+  return message.content || message.thoughts ? "interrupted" : t("this node does not answer");
+}
+
 export function inWords({ tokens, prompt, cached, first_s, rate }) {
   const facts = [
     tokens ? t("{tokens} tokens", { tokens }) : "",
@@ -58,6 +67,7 @@ export async function stream(body, message, place, signal, onPart) {
   const growing = new Growing(place.body, place.follow);
   let unwatch = null; // while the answer waits
   let thoughts = null;
+  let calls = null; // their place, once there are any
   let first = 0;
   let usage = null;
   place.body.replaceChildren(note("…"));
@@ -70,8 +80,8 @@ export async function stream(body, message, place, signal, onPart) {
       }
       unwatch?.();
       usage = event.usage ?? usage;
-      const { content, reasoning_content: thought } = event.choices[0]?.delta ?? {};
-      if ((content || thought) && !first) first = performance.now();
+      const { content, reasoning_content: thought, tool_calls: pieces } = event.choices[0]?.delta ?? {};
+      if ((content || thought || pieces) && !first) first = performance.now();
       if (thought) {
         message.thoughts = (message.thoughts ?? "") + thought;
         if (!thoughts) {
@@ -86,14 +96,25 @@ export async function stream(body, message, place, signal, onPart) {
         growing.show(message.content);
         onPart();
       }
+      if (pieces) {
+        if (!calls) {
+          calls = make("div");
+          place.body.after(calls);
+          if (!message.content) place.body.replaceChildren();
+        }
+        gather((message.calls ??= []), pieces);
+        calls.replaceChildren(...message.calls.map(shownCall));
+      }
     }
     delete message.stopped;
     message.stats = measured(began, first, usage);
     growing.finish(message.content);
   } catch (error) {
+    delete message.calls; // half of one is none
+    calls?.remove();
     if (message.content) growing.finish(message.content);
     else place.body.replaceChildren();
-    message.stopped = error.name === "AbortError" ? "stopped" : error.message;
+    message.stopped = why(error, message);
     place.body.append(note(` ${stopped(message)}`, error.name === "AbortError" ? "" : "error"));
   } finally {
     unwatch?.();

@@ -2,7 +2,8 @@
 //
 // A conversation is a tree: an edited question and another answer are branches, and `head` is the
 // message that is shown last. {id, title, updated, head, settings, messages: {id: message}}, a
-// message {id, parent, role, content, thoughts?, stopped?, stats?}.
+// message {id, parent, role, content, thoughts?, calls?, call?, stopped?, stats?}: `calls` {id, name,
+// arguments} of tools are an answer's, `call` is the id of the one whose result a message is.
 
 const DATABASE = "tinychat";
 const STORE = "conversations";
@@ -132,7 +133,7 @@ function checked(conversation) {
   const { id, title = "", updated = 0, head = null, settings = {}, messages = {} } = conversation;
   for (const [key, message] of Object.entries(messages)) {
     const { parent, role, content } = message;
-    const fits = ["user", "assistant"].includes(role) && typeof content === "string";
+    const fits = ["user", "assistant", "tool"].includes(role) && typeof content === "string";
     if (message.id !== key || !fits || (parent !== null && !Object.hasOwn(messages, parent))) {
       throw new Error(`the conversation "${title}" has a damaged message ${key}`);
     }
@@ -143,10 +144,13 @@ function checked(conversation) {
   return { id, title: String(title), updated: Number(updated), head, settings, messages };
 }
 
+const HEADINGS = { user: "Question", assistant: "Answer", tool: "Result" };
+
 export function asMarkdown(conversation) {
-  const said = path(conversation).map(
-    ({ role, content }) => `## ${role === "user" ? "Question" : "Answer"}\n\n${content}\n`,
-  );
+  const said = path(conversation).map(({ role, content, calls = [] }) => {
+    const called = calls.map(({ name, arguments: given }) => `\`\`\`json\n${name} ${given}\n\`\`\``);
+    return [`## ${HEADINGS[role]}`, content, ...called].filter(Boolean).join("\n\n") + "\n";
+  });
   return `# ${conversation.title}\n\n${said.join("\n")}`;
 }
 

@@ -38,12 +38,12 @@ export class Draft {
   }
 
   // Null where it cannot be told: it is a help, and sending says what is wrong.
-  async #counted({ model, messages }) {
+  async #counted(wanted) {
     try {
       const response = await ask("/tokenize", {
         method: "POST",
         headers: { "Content-Type": "application/json" },
-        body: JSON.stringify({ model, messages }),
+        body: JSON.stringify(wanted),
       });
       return response.ok ? await response.json() : null;
     } catch {

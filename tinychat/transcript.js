@@ -4,6 +4,7 @@ import { folded, inWords, stopped } from "./answer.js";
 import { path, siblings } from "./conversations.js";
 import { button, copyButton, make, note } from "./dom.js";
 import { render } from "./markdown.js";
+import { resultForm, shownCall } from "./tools.js";
 import { t } from "./words.js";
 
 // So many messages are drawn at once: a conversation of thousands opens as soon as one of few.
@@ -14,7 +15,8 @@ export class Transcript {
   #welcome;
   #acts;
 
-  // `acts`: {edit, again, goOn, turnTo}, each called with a message.
+  // `acts`: {edit, again, goOn, turnTo, results}, each called with a message, the last also with
+  // the text that each of its calls gave.
   constructor(scroller, welcome, acts) {
     [this.#scroller, this.#welcome, this.#acts] = [scroller, welcome, acts];
   }
@@ -67,14 +69,22 @@ export class Transcript {
     const body = make("div", { className: "body" });
     const element = make("article", { className: `message ${message.role}` }, body);
     element.dataset.message = message.id;
-    if (message.role === "user") body.textContent = message.content;
+    if (message.role !== "assistant") body.textContent = message.content;
     else {
       if (message.thoughts) element.prepend(folded(message.thoughts));
       render(body, message.content);
       if (message.stopped) body.append(note(` ${stopped(message)}`));
+      if (message.calls) element.append(...this.#calls(conversation, message));
     }
     element.append(this.#foot(conversation, message));
     return { element, body };
+  }
+
+  // What was called, and as long as nothing came after it, where its results are written.
+  #calls(conversation, message) {
+    const shown = message.calls.map(shownCall);
+    if (conversation.head !== message.id) return shown;
+    return [...shown, resultForm(message.calls, (texts) => this.#acts.results(message, texts))];
   }
 
   #isDown() {
@@ -112,7 +122,7 @@ export class Transcript {
     }
     if (message.role === "user") {
       foot.append(button(t("Edit"), () => this.#acts.edit(message)));
-    } else {
+    } else if (message.role === "assistant") {
       const copy = copyButton(() => message.content);
       const again = () => this.#acts.again(message);
       foot.append(copy, button(t("Again"), again, { title: t("another answer") }));

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from exo.api.chat import Chat
 from exo.api.dialects.openai_request import chat_request
-from exo.api.dialects.openai_types import ChatBody, ChatMessage
+from exo.api.dialects.openai_types import ChatBody, ChatMessage, CustomTool, FunctionTool
 from exo.api.dialects.sampling_fields import TokenId
 from exo.api.http.bodies import Body, read_body
 from exo.api.http.routes import Route
@@ -29,6 +29,7 @@ class TokenizeBody(Body, kw_only=True):
     model: str
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[FunctionTool | CustomTool] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -103,7 +104,7 @@ class OpenAIModels:
             raise InvalidRequest("expected either a prompt or messages", param="prompt")
         tokenizer, context = await self._chat.tokenizer_and_context(model, unheard)
         if body.messages is not None:
-            chat = ChatBody(model=model, messages=body.messages)
+            chat = ChatBody(model=model, messages=body.messages, tools=body.tools)
             request = chat_request(chat, ChatDefaults())
             tokens = list((await asyncio.to_thread(prompt_of, tokenizer, request, 2**31)).tokens)
         elif body.add_special_tokens is False:
