@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "granite": "granite",
     "olmo2": "olmo2",
     "qwen3_moe": "qwen3moe",
@@ -95,10 +96,18 @@ def _permuted(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     )
 
 
+_GEMMA4 = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+
+
 def _own_name(name: str, names: Any) -> str:
     module, _, kind = name.rpartition(".")
     if experts := re.fullmatch(
-        r"model\.layers\.(\d+)\..*(?:switch_mlp|(?<!_)experts)\.(\w+)_proj", module
+        r"model\.layers\.(\d+)\..*(?:switch_mlp|switch_glu|(?<!_)experts)\.(\w+)_proj", module
     ):
         return f"blk.{experts[1]}.ffn_{experts[2]}_exps.{kind}"
     if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
@@ -124,6 +133,9 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{name.split('.')[2]}.ssm_dt.bias"
     if name.endswith("A_log"):
         return f"blk.{name.split('.')[2]}.ssm_a"
+    if name.startswith("model.layers.") and name.endswith(tuple(_GEMMA4)):
+        layer, part = name.split(".", 3)[2:]
+        return f"blk.{layer}.{_GEMMA4[part]}"
     found = names.get_name(module)
     assert found is not None, module
     return f"{found}.{kind}"
@@ -304,8 +316,34 @@ def _olmo3(config: dict[str, Any]) -> dict[str, Any]:
     return {"attention.sliding_window_pattern": pattern}
 
 
+def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
+    """See Gemma4Model of llama.cpp's conversion/gemma.py."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    heads = config["num_key_value_heads"]
+    in_full = config.get("num_global_key_value_heads") or heads
+    layers, shared = config["num_hidden_layers"], config.get("num_kv_shared_layers", 20)
+    routed = bool(config.get("enable_moe_block"))
+    wide = [config["intermediate_size"] * (1 + (i >= layers - shared)) for i in range(layers)]
+    return {
+        "attention.sliding_window_pattern": slides,
+        "attention.head_count_kv": [heads if one else in_full for one in slides],
+        "attention.key_length": config.get("global_head_dim", 512),
+        "attention.key_length_swa": config["head_dim"],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "feed_forward_length": wide if shared else config["intermediate_size"],
+        "final_logit_softcapping": 30.0,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+        "expert_count": config["num_experts"] if routed else None,
+        "expert_used_count": config["top_k_experts"] if routed else None,
+        "expert_feed_forward_length": config["moe_intermediate_size"] if routed else None,
+    }
+
+
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
+    "gemma4_text": _gemma4,
     "cohere": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
     "cohere2": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
     "exaone4": lambda config: {
@@ -388,10 +426,14 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
                 numbers = _permuted(numbers, count) if part in own else numbers
         if config["model_type"] == "nemotron" and own.endswith("norm.weight"):
             numbers = numbers + 1
-        if config["model_type"].startswith("gemma") and "norm" in own:
+        if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:
             numbers = numbers + 1
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
         writer.add_tensor(own, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    if architecture == "gemma4":  # of its widest heads a quarter turns
+        half = config.get("global_head_dim", 512) // 2
+        factors = np.array([1.0] * (half // 4) + [1e30] * (half - half // 4), np.float32)
+        writer.add_tensor("rope_freqs.weight", factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -190,6 +190,20 @@ _COMMON: dict[str, Any] = {
     "group_norm_size": 2,
 }
 
+GEMMA4_31B: dict[str, Any] = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 32,
+}
+GEMMA4_26B = {
+    **GEMMA4_31B,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 _SLIDING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 _ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 YARN = {
@@ -233,7 +247,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": _SLIDING,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCABULARY,
-        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
+        "rope_parameters": None,
     },
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention", "mamba"] * (LAYERS // 3),

@@ -137,6 +137,25 @@ class LatentAttention:
     rank: int
     value_dim: int
 
+class TokenInput:
+    gate: Matrix
+    out: Matrix
+    norm: list[float]
+
+class TokenInputs:
+    embedding: Matrix
+    projection: Matrix
+    norm: list[float]
+    embedding_scale: float
+    projection_scale: float
+    scale: float
+
+class MixtureNorms:
+    router: list[float]
+    experts: list[float]
+    after_experts: list[float]
+    after_mlp: list[float]
+
 class Layer:
     attention_norm: list[float]
     after_attention_norm: list[float]
@@ -154,6 +173,10 @@ class Layer:
     output_gate: Matrix
     q_norm: list[float]
     k_norm: list[float]
+    v_norm: list[float]
+    kv_heads: int
+    head_dim: int
+    kv_from: int
     norm_after_rope: bool
     sinks: list[float]
     rope: int
@@ -165,6 +188,10 @@ class Layer:
     router_bias: list[float]
     shared_gate: Matrix
     experts: list[Expert]
+    expert_scales: list[float]
+    mixture_norms: MixtureNorms
+    token_input: TokenInput
+    scale: float
     latent: LatentAttention
     delta_net: DeltaNet
     short_convolution: ShortConvolution
@@ -204,6 +231,7 @@ class Model:
     ropes: list[Rope]
     embedding: Matrix
     head: Matrix
+    token_inputs: TokenInputs
     final_norm: list[float]
     final_norm_bias: list[float]
     sequences: int

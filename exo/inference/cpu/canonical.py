@@ -10,10 +10,12 @@ from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.quantizers import Quantizer
 
 _OTHER_SENSES = re.compile(
-    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\."
+    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
+    r"|embed_audio|vision_embedder)\."
 )
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp\.|\.[kv]_scale$|\.output_scale$"
+    r"|\.(in|out)put_(min|max)$"
 )
 """What is computed otherwise, what guesses several tokens at once, and how others than exo would
 pack a KV cache."""

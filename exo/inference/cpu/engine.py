@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,12 +65,15 @@ class CPUEngine(InferenceEngine):
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         try:
-            n_layers = _checkpoint(path).architecture.n_layers
+            found = _checkpoint(path).architecture
         except ModelUnsupported as error:
             described = self._mlx.describe_model(model_id, path)
             logger.warning("%s runs on the MLX engine, slower: %s", model_id, error.message)
             return described
-        return describe_checkpoint(model_id, path, n_layers)
+        described = describe_checkpoint(model_id, path, found.n_layers)
+        if found.uncuttable:
+            return replace(described, cuts=frozenset(), uncuttable=found.uncuttable)
+        return described
 
     def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
         try:

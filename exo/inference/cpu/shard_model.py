@@ -11,7 +11,8 @@ from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture, architecture
 from exo.inference.cpu.families.rope import RopeTable
-from exo.inference.cpu.layers.layer import build_layer, tensors_of_layer
+from exo.inference.cpu.layers import token_input
+from exo.inference.cpu.layers.layer import build_layer, tensors_of_layer, unread_tensors
 from exo.inference.cpu.packing import DTYPES, GGML, Packer, as_list, norm
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
@@ -88,6 +89,11 @@ class CheckpointModel:
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
                 model.embedding = self._matrices["model.embed_tokens"]
+                if arch.token_input_dim:
+                    outer = (token_input.EMBEDDING, token_input.PROJECTION)
+                    model.token_inputs = token_input.build_inputs(
+                        arch, packer, *(self._matrices[module] for module in outer)
+                    )
             if end == arch.n_layers:
                 model.head = self._matrices["model.embed_tokens" if self.tied else "lm_head"]
                 model.final_norm = norm(arch.family, packer, "model.norm.weight")
@@ -115,6 +121,8 @@ class CheckpointModel:
         """What a shard needs besides its layers."""
         first, last = start == 0, end == self.architecture.n_layers
         embedding = ["model.embed_tokens"] if first or (last and self.tied) else []
+        if first and self.architecture.token_input_dim:
+            embedding += [token_input.EMBEDDING, token_input.PROJECTION]
         return embedding + (["lm_head"] if last and not self.tied else [])
 
     def _missing_bytes(self, checkpoint: CanonicalCheckpoint, start: int, end: int) -> int:
@@ -134,6 +142,8 @@ class CheckpointModel:
             yield from tensors_of_layer(self.architecture, checkpoint, index)
         for module in modules:
             yield from checkpoint.parts(module)
+            if module == token_input.PROJECTION:
+                yield token_input.NORM
         if end == self.architecture.n_layers:
             yield from self._final_norm(checkpoint)
 
@@ -175,14 +185,17 @@ class CheckpointModel:
         """Every tensor known and none missing, and of a type the kernels read: a wrong token is
         worse than a slower engine."""
         arch = self.architecture
-        if arch.heads % arch.kv_heads:
-            raise ModelUnsupported(f"{arch.heads} heads over {arch.kv_heads} KV heads")
-        known = {*self._final_norm(checkpoint), *checkpoint.parts("model.embed_tokens")}
-        if "lm_head.weight" in checkpoint or not self.tied:
+        for kv_heads, _ in arch.head_shapes:
+            if arch.heads % kv_heads:
+                raise ModelUnsupported(f"{arch.heads} heads over {kv_heads} KV heads")
+        layers = range(arch.n_layers)
+        known = set(
+            self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))
+        )
+        if "lm_head.weight" in checkpoint:
             known |= set(checkpoint.parts("lm_head"))
-        for index in range(arch.n_layers):
-            known |= set(tensors_of_layer(arch, checkpoint, index))
-        names = set(checkpoint.names())
+        unread = {name for i in layers for name in unread_tensors(arch, checkpoint, i)}
+        names = set(checkpoint.names()) - unread
         if missing := known - names:
             raise ModelUnsupported(f"the checkpoint has no tensor {min(missing)}")
         if unknown := names - known:

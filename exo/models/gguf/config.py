@@ -28,6 +28,7 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     has_windows = bool(value("attention.sliding_window", 0))
     is_mixture = bool(value("expert_count", 0))
     family = family_of(gguf.architecture, mixture=is_mixture, windows=has_windows)
+    value = Metadata(gguf, family.varied)
     kv_heads = value.of_layers("attention.head_count_kv")
     heads, hidden = value("attention.head_count"), value("embedding_length")
     head_dim = value("attention.key_length", hidden // heads)
@@ -51,7 +52,8 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
         "attention_bias": value.has_tensor(".attn_q.bias"),
         "mlp_bias": value.has_tensor(".ffn_up.bias"),
     }
-    if (scaling := _rope_scaling(gguf, value, config)) is not None:
+    scaling = None if family.own_factors else _rope_scaling(gguf, value, config)
+    if scaling is not None:
         config["rope_scaling"] = scaling
     return {**config, **family.config(value, config)}
 

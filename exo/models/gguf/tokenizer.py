@@ -36,8 +36,12 @@ def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, An
         tokenizer, adds_bos = _byte_level(tokens, split, metadata), split.adds_bos
     elif kind == "llama":
         tokenizer, adds_bos = _sentencepiece(tokens, metadata), True
+    elif kind == "gemma4":
+        tokenizer, adds_bos = _merged_characters(tokens, metadata), True
     else:
-        raise ModelUnsupported(f"the GGUF file's tokenizer is {kind!r}; expected gpt2 or llama")
+        raise ModelUnsupported(
+            f"the GGUF file's tokenizer is {kind!r}; expected gpt2, llama or gemma4"
+        )
     types = _list(metadata.get("tokenizer.ggml.token_type")) or [1] * len(tokens)
     tokenizer.add_special_tokens(_added(tokens, types, _CONTROL, special=True))
     tokenizer.add_tokens(_added(tokens, types, _USER_DEFINED, special=False))
@@ -67,7 +71,15 @@ def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, An
     config["eos_token_id"] = sorted({ends["eos"], ends["eot"], *_ends_of_turns(tokens)} - {None})
 
 
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|return|>")
+_TURN_ENDS = (
+    "<turn|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|return|>",
+)
 
 
 def _ends_of_turns(tokens: list[str]) -> list[int]:
@@ -114,10 +126,26 @@ def _sentencepiece(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
         known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += [(scores[index], pair) for pair in known]
     merges.sort(key=lambda scored: -scored[0])
+    return _of_characters(tokens, [pair for _, pair in merges], metadata)
+
+
+def _merged_characters(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
+    """The same with its merges in the file (Gemma 4)."""
+    merges = []
+    for merge in metadata["tokenizer.ggml.merges"]:
+        at = merge.index(" ", 1)
+        merges.append((merge[:at], merge[at + 1 :]))
+    return _of_characters(tokens, merges, {"tokenizer.ggml.add_space_prefix": False, **metadata})
+
+
+def _of_characters(
+    tokens: list[str], merges: list[tuple[str, str]], metadata: dict[str, Any]
+) -> Tokenizer:
+    """Whole texts, spaces among them, are merged from characters, unknown ones from bytes."""
     tokenizer = Tokenizer(
         BPE(
-            vocab=vocabulary,
-            merges=[pair for _, pair in merges],
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=merges,
             fuse_unk=True,
             byte_fallback=True,
             unk_token=tokens[metadata.get("tokenizer.ggml.unknown_token_id") or 0],

@@ -70,6 +70,8 @@ CASES = [
     ("mistral3", {}),
     ("mistral3", {"model_type": "ministral3", "rope_parameters": zoo.YARN}),
     ("stablelm", {"use_parallel_residual": True}),
+    ("gemma4_text", zoo.GEMMA4_31B),
+    ("gemma4_text", zoo.GEMMA4_26B),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
     (
         "nemotron_h",
@@ -165,8 +167,9 @@ async def test_float32_logits_are_those_of_mlx(case: tuple, folder_of) -> None: 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 async def test_a_split_changes_no_bit(case: tuple, folder_of) -> None:  # type: ignore[no-untyped-def]
+    cuts = () if CheckpointModel(folder_of(case)).architecture.uncuttable else (1, 4)
     whole = await logits(CPUEngine(2), folder_of(case))
-    split = await logits(CPUEngine(1), folder_of(case), cuts=(1, 4))
+    split = await logits(CPUEngine(1), folder_of(case), cuts)
     assert np.array_equal(whole, split)
 
 
@@ -195,6 +198,8 @@ async def test_quantized_logits_are_near_those_of_mlx(
         # What a delta net recalls is brought to length 1: of few numbers that are next to nothing
         # a rounding would turn the direction.
         sizes |= {"hidden_size": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    if family.startswith("gemma4"):  # wide heads of random keys: a rounding turns who is looked at
+        sizes |= {"hidden_size": 256, "global_head_dim": 32, "hidden_size_per_layer_input": 64}
     zoo.quantize_checkpoint(folder_of((family, sizes)), tmp_path, bits, mode)
     CheckpointModel(tmp_path)
     expected = await logits(MLXEngine(), tmp_path)

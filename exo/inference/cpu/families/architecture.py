@@ -54,9 +54,10 @@ class Latent:
 
 @dataclass(frozen=True)
 class Architecture:
-    """`ropes`, `windows` and `mixers` have one entry a layer (a window of 0 sees everything
-    before); `expert_layers` are the layers with a mixture. `guessing_layers` come after the
-    others and guess further tokens, as in DeepSeek V3: nothing here asks them."""
+    """`ropes`, `windows`, `mixers`, `head_shapes` (KV heads and their size) and `kv_from` (whose
+    keys and values are read) have one entry a layer; a window of 0 sees everything before.
+    `expert_layers` are those with a mixture. `guessing_layers` come after the others and guess
+    further tokens, as in DeepSeek V3: nothing here asks them."""
 
     family: Family
     n_layers: int
@@ -73,6 +74,10 @@ class Architecture:
     mlp_layers: frozenset[int]
     parallel: bool
     query_growth: tuple[float, int]
+    head_shapes: tuple[tuple[int, int], ...]
+    kv_from: tuple[int, ...]
+    values_are_keys: frozenset[int]
+    token_input_dim: int
     guessing_layers: range = range(0)
     recurrent: Recurrent | None = None
     state_space: StateSpace | None = None
@@ -90,6 +95,15 @@ class Architecture:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_soft_cap: float = 0.0
+
+    @property
+    def uncuttable(self) -> str:
+        """Why all layers have to be on one node; empty where they may be anywhere."""
+        if self.token_input_dim:
+            return "each layer reads something of the tokens themselves"
+        if any(source != layer for layer, source in enumerate(self.kv_from)):
+            return "layers read keys and values of earlier ones"
+        return ""
 
 
 def architecture(config: Config) -> Architecture:
@@ -131,6 +145,7 @@ def _read(config: Config, family: Family) -> Architecture:
     if family.tied_by_config:
         tied = bool(config.get("tie_word_embeddings", tied))
     mixers = tuple(family.mixer(config, i) for i in range(n_layers))
+    kv_heads = 1 if latent else int(config.get("num_key_value_heads") or heads)
     values: dict[str, Any] = {
         "attention_scale": width**-0.5,
         **family.scales(config),
@@ -141,7 +156,7 @@ def _read(config: Config, family: Family) -> Architecture:
         n_layers=n_layers,
         hidden=int(config["hidden_size"]),
         heads=heads,
-        kv_heads=1 if latent else int(config.get("num_key_value_heads") or heads),
+        kv_heads=kv_heads,
         head_dim=width,
         tied=tied,
         head_norms=family.head_norms and bool(config.get("use_qk_norm", True)),
@@ -152,6 +167,12 @@ def _read(config: Config, family: Family) -> Architecture:
         mlp_layers=frozenset(i for i in range(n_layers) if family.mlps(config, i)),
         parallel=family.parallel(config),
         query_growth=family.growth(config),
+        head_shapes=tuple(family.head_shape(own, i) for i in range(n_layers))
+        if family.head_shape
+        else ((kv_heads, width),) * n_layers,
+        kv_from=tuple(family.kv_from(config, i) for i in range(n_layers)),
+        values_are_keys=frozenset(i for i in range(n_layers) if family.values_are_keys(config, i)),
+        token_input_dim=int(config.get(family.token_inputs) or 0) if family.token_inputs else 0,
         guessing_layers=range(
             n_layers, n_layers + int(config.get("num_nextn_predict_layers") or 0)
         ),

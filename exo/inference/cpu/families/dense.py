@@ -30,7 +30,7 @@ from exo.inference.cpu.families.positions import (
 )
 from exo.inference.cpu.families.rope import RopeTable
 
-_SANDWICH_NORMS = {
+SANDWICH_NORMS = {
     "attention_norm": "input_layernorm",
     "after_attention_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
@@ -136,7 +136,7 @@ _GEMMA3 = Family(
     tied_by_config=False,
     head_dim=256,
     activation="GELU_TANH",
-    norms=_SANDWICH_NORMS,
+    norms=SANDWICH_NORMS,
     norm_offset=1.0,
     head_norms=True,
     rope=gemma3_rope,
@@ -201,7 +201,7 @@ DENSE: Mapping[str, Family] = {
     "gemma2": Family(
         tied_by_config=False,
         activation="GELU_TANH",
-        norms=_SANDWICH_NORMS,
+        norms=SANDWICH_NORMS,
         norm_offset=1.0,
         rope=plain_rope,
         scales=_gemma2_scales,

@@ -70,6 +70,14 @@ def _never(config: Config) -> bool:
     return False
 
 
+def _in_no_layer(config: Config, layer: int) -> bool:
+    return False
+
+
+def _itself(config: Config, layer: int) -> int:
+    return layer
+
+
 def _no_growth(config: Config) -> tuple[float, int]:
     return 0.0, 1
 
@@ -93,7 +101,12 @@ class Family:
 
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
     one of two matrices. In `parallel` layers it reads the same norm as the attention does.
-    `growth`: Llama 4's of queries with their positions, and over how many positions."""
+    `growth`: Llama 4's of queries with their positions, and over how many positions. `head_shape`:
+    KV heads and their size where layers differ, `kv_from` the layer whose keys and values another
+    reads; with `value_norms` values are normed, without weights, and where `values_are_keys` they
+    are what becomes the keys. `token_inputs`: the key of the config with the size of what tokens
+    bring to each layer. `mixture_norms`: the native MixtureNorms', by what a layer calls them;
+    experts have scales there. `layer_scales`: a layer ends in a factor."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -118,6 +131,13 @@ class Family:
     gated: bool = True
     parallel: Callable[[Config], bool] = _never
     growth: Callable[[Config], tuple[float, int]] = _no_growth
+    head_shape: Callable[[Config, int], tuple[int, int]] | None = None
+    kv_from: Callable[[Config, int], int] = _itself
+    value_norms: bool = False
+    values_are_keys: Callable[[Config, int], bool] = _in_no_layer
+    token_inputs: str = ""
+    mixture_norms: Mapping[str, str] = field(default_factory=dict)
+    layer_scales: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
     scales: Callable[[Config], dict[str, float]] = _no_scales
     experts: Experts | None = None

@@ -44,6 +44,9 @@ def rope_table(
     scale = 1.0
     if kind in ("default", "mrope"):
         pass
+    elif kind == "proportional":  # the periods of all dimensions, of which only the first turn
+        turned = np.arange(0, dims, 2) < int(dims * scaling.get("partial_rotary_factor", 1.0))
+        periods = np.where(turned, periods * scaling.get("factor", 1.0), np.inf)
     elif kind == "linear":
         periods = periods * scaling["factor"]
     elif kind == "llama3":

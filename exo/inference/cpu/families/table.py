@@ -9,7 +9,14 @@ from collections.abc import Mapping
 
 from exo.inference.cpu.families.dense import DENSE
 from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.families.gemma4 import GEMMA4
 from exo.inference.cpu.families.mixtures import MIXTURES
 from exo.inference.cpu.families.recurrent import RECURRENT
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **MIXTURES, **RECURRENT}
+FAMILIES: Mapping[str, Family] = {
+    **DENSE,
+    **MIXTURES,
+    **RECURRENT,
+    "gemma4": GEMMA4,
+    "gemma4_text": GEMMA4,
+}

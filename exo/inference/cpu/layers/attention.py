@@ -12,22 +12,40 @@ from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.packing import Packer, as_list, norm
 
 
-def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+def tensors(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str, index: int
+) -> Iterator[str]:
+    has_keys = arch.kv_from[index] == index
     if arch.head_norms:
         yield f"{prefix}.q_norm.weight"
-        yield f"{prefix}.k_norm.weight"
+        if has_keys:
+            yield f"{prefix}.k_norm.weight"
     if arch.family.sinks:
         yield f"{prefix}.sinks"
-    fused = arch.family.fused_attention
-    for name in (*(("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj")), "o_proj"):
+    for name in _projections(arch, index):
         yield from checkpoint.parts(f"{prefix}.{name}")
 
 
-def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
+def _projections(arch: Architecture, index: int) -> list[str]:
+    if arch.family.fused_attention:
+        return ["qkv_proj", "o_proj"]
+    names = ["q_proj", "o_proj"]
+    if arch.kv_from[index] == index:
+        names += ["k_proj"] if index in arch.values_are_keys else ["k_proj", "v_proj"]
+    return names
+
+
+def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, index: int) -> None:
     family, q = arch.family, arch.heads * arch.head_dim
+    has_keys = arch.kv_from[index] == index
+    layer.kv_heads, layer.head_dim = arch.head_shapes[index]
+    layer.kv_from = -1 if has_keys else arch.kv_from[index]
+    if family.value_norms:
+        layer.v_norm = [1.0] * layer.head_dim
     if arch.head_norms:
         layer.q_norm = norm(family, packer, f"{prefix}.q_norm.weight")
-        layer.k_norm = norm(family, packer, f"{prefix}.k_norm.weight")
+        if has_keys:
+            layer.k_norm = norm(family, packer, f"{prefix}.k_norm.weight")
         layer.norm_after_rope = family.norm_after_rope
     if family.sinks:
         layer.sinks = as_list(packer.floats(f"{prefix}.sinks"))
@@ -41,6 +59,6 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) 
             layer.q, layer.output_gate = packer.pick(f"{prefix}.q_proj", rows)
         else:
             layer.q = packer.matrix(f"{prefix}.q_proj")
-        layer.k = packer.matrix(f"{prefix}.k_proj")
-        layer.v = packer.matrix(f"{prefix}.v_proj")
+        for name in set(_projections(arch, index)) & {"k_proj", "v_proj"}:
+            setattr(layer, name[0], packer.matrix(f"{prefix}.{name}"))
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -10,7 +10,9 @@ from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.packing import Packer, as_list
 
 
-def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+def tensors(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str, index: int
+) -> Iterator[str]:
     yield f"{prefix}.kv_a_layernorm.weight"
     is_low_rank = f"{prefix}.q_a_proj.weight" in checkpoint
     if is_low_rank:
@@ -25,7 +27,7 @@ def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) ->
         yield from checkpoint.parts(f"{prefix}.{name}")
 
 
-def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
+def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, index: int) -> None:
     sizes = arch.latent
     assert sizes is not None
     latent = native.LatentAttention()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
-from exo.inference.cpu.layers import attention, latent, mlp, recurrent
+from exo.inference.cpu.layers import attention, latent, mlp, recurrent, token_input
 from exo.inference.cpu.packing import Packer, as_list, norm
 
 
@@ -30,10 +32,26 @@ def tensors_of_layer(
             yield from recurrent.state_space_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
         case "attention":
             kind = latent if arch.latent else attention
-            yield from kind.tensors(arch, checkpoint, f"{prefix}.{modules[mixer]}")
+            yield from kind.tensors(arch, checkpoint, f"{prefix}.{modules[mixer]}", index)
     if index in arch.mlp_layers:
         of_mlp = mlp.mixture_tensors if index in arch.expert_layers else mlp.tensors
         yield from of_mlp(arch, checkpoint, f"{prefix}.{modules['mlp']}")
+    if index in arch.expert_layers:
+        yield from (f"{prefix}.{name}.weight" for name in arch.family.mixture_norms.values())
+    if arch.token_input_dim:
+        yield from token_input.tensors(checkpoint, prefix)
+    if arch.family.layer_scales and f"{prefix}.layer_scalar" in checkpoint:
+        yield f"{prefix}.layer_scalar"
+
+
+def unread_tensors(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, index: int
+) -> Iterator[str]:
+    """Names of what is there for layer `index`, and that nothing reads."""
+    if arch.kv_from[index] != index:
+        module = f"model.layers.{index}.{arch.family.modules['attention']}"
+        for name in ("k_proj", "v_proj", "k_norm"):
+            yield from checkpoint.parts(f"{module}.{name}")
 
 
 def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> native.Layer:
@@ -60,10 +78,20 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
             layer.state_space = recurrent.state_space(arch, packer, f"{prefix}.{modules[mixer]}")
         case "attention":
             kind = latent if arch.latent else attention
-            kind.build(arch, packer, f"{prefix}.{modules[mixer]}", layer)
+            kind.build(arch, packer, f"{prefix}.{modules[mixer]}", layer, index)
     if index in arch.mlp_layers:
         build_mlp = mlp.build_mixture if index in arch.expert_layers else mlp.build
         build_mlp(arch, packer, f"{prefix}.{modules['mlp']}", layer)
+    if index in arch.expert_layers and arch.family.mixture_norms:
+        layer.mixture_norms = native.MixtureNorms()
+        router = packer.floats(f"{prefix}.{modules['mlp']}.router.scale")
+        layer.mixture_norms.router = as_list(router * np.float32(arch.hidden**-0.5))
+        for place, name in arch.family.mixture_norms.items():
+            setattr(layer.mixture_norms, place, as_list(packer.floats(f"{prefix}.{name}.weight")))
+    if arch.token_input_dim:
+        layer.token_input = token_input.build(packer, prefix)
+    if arch.family.layer_scales and f"{prefix}.layer_scalar" in packer.checkpoint:
+        layer.scale = float(packer.floats(f"{prefix}.layer_scalar")[0])
     return layer
 
 

@@ -24,7 +24,7 @@ def _only(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> s
     """Where a family's smaller models have one MLP only, it may stand where the shared one of the
     others does."""
     shared = f"{prefix}.{arch.family.experts.shared}" if arch.family.experts else prefix
-    return shared if f"{shared}.gate_up_proj.weight" in checkpoint else prefix
+    return shared if f"{shared}.down_proj.weight" in checkpoint else prefix
 
 
 def _tensors(checkpoint: CanonicalCheckpoint, prefix: str, gated: bool) -> Iterator[str]:
@@ -57,6 +57,9 @@ def mixture_tensors(
     yield from checkpoint.parts(f"{prefix}.{experts.router}")
     if experts.bias and f"{prefix}.{experts.bias}" in checkpoint:
         yield f"{prefix}.{experts.bias}"
+    if arch.family.mixture_norms:
+        yield f"{prefix}.router.scale"
+        yield f"{prefix}.router.per_expert_scale"
     if _has_shared(arch, checkpoint, prefix):
         yield from _tensors(checkpoint, f"{prefix}.{experts.shared}", experts.gated)
     if experts.shared_gate:
@@ -93,6 +96,8 @@ def build_mixture(arch: Architecture, packer: Packer, prefix: str, layer: native
     layer.router = packer.matrix(f"{prefix}.{names.router}")
     if names.bias and f"{prefix}.{names.bias}" in packer.checkpoint:
         layer.router_bias = as_list(packer.floats(f"{prefix}.{names.bias}"))
+    if arch.family.mixture_norms:
+        layer.expert_scales = as_list(packer.floats(f"{prefix}.router.per_expert_scale"))
     if _has_shared(arch, packer.checkpoint, prefix):
         _build(packer, f"{prefix}.{names.shared}", layer, names.gated)
     if names.shared_gate:
@@ -100,6 +105,11 @@ def build_mixture(arch: Architecture, packer: Packer, prefix: str, layer: native
     if _is_joined(arch, packer.checkpoint, prefix):
         gates, ups = packer.halves_of_stack(f"{prefix}.experts.gate_up_proj", count)
         downs = packer.plain_stack(f"{prefix}.experts.down_proj", count)
+        columns = {"gate_proj": gates, "up_proj": ups, "down_proj": downs}
+    elif f"{prefix}.{names.stacked}.gate_up_proj.weight" in packer.checkpoint:
+        both = f"{prefix}.{names.stacked}.gate_up_proj.weight"
+        gates, ups = packer.halves_of_stack(both, count)
+        downs = packer.stack(f"{prefix}.{names.stacked}.down_proj", count)
         columns = {"gate_proj": gates, "up_proj": ups, "down_proj": downs}
     else:
         is_single = f"{prefix}.experts.0.up_proj.weight" in packer.checkpoint

@@ -16,14 +16,15 @@ constexpr int64_t kQueryTile = 16;  // tokens of one sequence whose attention is
 
 void Model::attention(const Layer& layer, int index) {
   const KernelTable& k = kernels();
-  const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd, kv_width = spec_.kv_heads * hd;
+  const int kv_heads = shape_of(layer).heads, head_dim = shape_of(layer).dim;
+  const int64_t hd = head_dim, q_width = spec_.heads * hd, kv_width = kv_heads * hd;
   norm_for_mixer(layer, {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get()});
   grow(q_, rows_ * q_width);
   grow(k_, rows_ * kv_width);
   grow(v_, rows_ * kv_width);
-  std::vector<LinearJob> jobs = {{layer.q.get(), &normed_, 0, rows_, q_.data(), q_width},
-                                 {layer.k.get(), &normed_, 0, rows_, k_.data(), kv_width},
-                                 {layer.v.get(), &normed_, 0, rows_, v_.data(), kv_width}};
+  std::vector<LinearJob> jobs = {{layer.q.get(), &normed_, 0, rows_, q_.data(), q_width}};
+  if (layer.k) jobs.push_back({layer.k.get(), &normed_, 0, rows_, k_.data(), kv_width});
+  if (layer.v) jobs.push_back({layer.v.get(), &normed_, 0, rows_, v_.data(), kv_width});
   if (layer.output_gate) {
     grow(z_, rows_ * q_width);
     jobs.push_back({layer.output_gate.get(), &normed_, 0, rows_, z_.data(), q_width});
@@ -31,9 +32,11 @@ void Model::attention(const Layer& layer, int index) {
   run_linear(jobs, spec_.precise);
   each_row(rows_, [&](int64_t i) {
     float* q = q_.data() + i * q_width;
-    float* key = k_.data() + i * kv_width;
+    float* key = layer.k ? k_.data() + i * kv_width : nullptr;
+    float* value = v_.data() + i * kv_width;
+    if (layer.k && !layer.v) std::memcpy(value, key, at_least(kv_width) * sizeof(float));
     const auto norm_heads = [&](float* row, int heads, const std::vector<float>& weight) {
-      if (weight.empty()) return;
+      if (weight.empty() || row == nullptr) return;
       if (static_cast<int64_t>(weight.size()) == hd) {
         for (int h = 0; h < heads; h++) {
           k.rms_norm(row + h * hd, weight.data(), row + h * hd, hd, spec_.norm_eps);
@@ -44,16 +47,17 @@ void Model::attention(const Layer& layer, int index) {
     };
     const auto norm = [&] {
       norm_heads(q, spec_.heads, layer.q_norm);
-      norm_heads(key, spec_.kv_heads, layer.k_norm);
+      norm_heads(key, kv_heads, layer.k_norm);
     };
+    if (layer.k) norm_heads(value, kv_heads, layer.v_norm);
     if (!layer.norm_after_rope) norm();
     if (layer.rope >= 0) {
       const size_t r = static_cast<size_t>(layer.rope);
       const int pairs = static_cast<int>(ropes[r].frequencies.size());
       const float* cos = cos_[r].data() + i * pairs;
       const float* sin = sin_[r].data() + i * pairs;
-      k.rotate(q, spec_.heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
-      k.rotate(key, spec_.kv_heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
+      k.rotate(q, spec_.heads, head_dim, pairs, ropes[r].interleaved, cos, sin);
+      if (layer.k) k.rotate(key, kv_heads, head_dim, pairs, ropes[r].interleaved, cos, sin);
     }
     if (layer.norm_after_rope) norm();
     const Row& row = row_[at_least(i)];
@@ -63,13 +67,13 @@ void Model::attention(const Layer& layer, int index) {
       scale *= 1.f + layer.query_growth * std::log1p(spans);
     }
     for (int64_t d = 0; d < q_width; d++) q[d] *= scale;
+    if (!layer.k) return;  // another layer's are read
     uint8_t* page = pages_[row.slice][row.position / kPageTokens];
     const int slot = static_cast<int>(row.position % kPageTokens);
-    for (int h = 0; h < spec_.kv_heads; h++) {
+    for (int h = 0; h < kv_heads; h++) {
       const KVView kv = cache_->view(nullptr, index, h);
-      k.store_key(key + h * hd, page + kv.key_offset, slot, spec_.head_dim, kv.type);
-      k.store_value(v_.data() + i * kv_width + h * hd, page + kv.value_offset, slot, spec_.head_dim,
-                    kv.type);
+      k.store_key(key + h * hd, page + kv.key_offset, slot, head_dim, kv.type);
+      k.store_value(value + h * hd, page + kv.value_offset, slot, head_dim, kv.type);
     }
   });
   attended_.resize(rows_, q_width, groups_of({layer.o.get()}));
@@ -89,8 +93,9 @@ void Model::attention(const Layer& layer, int index) {
 // too little shared, (chunk of keys, KV head), merged afterwards in the same order.
 void Model::attend(const Layer& layer, int index) {
   const KernelTable& kernel = kernels();
-  const int64_t hd = spec_.head_dim, q_width = spec_.heads * hd;
-  const int per_kv = spec_.heads / spec_.kv_heads;
+  const HeadShape shape = shape_of(layer);
+  const int64_t hd = shape.dim, q_width = spec_.heads * hd;
+  const int per_kv = spec_.heads / shape.heads;
   const AttentionRule rule{spec_.attention_soft_cap, layer.window};
   struct Task {
     int64_t row, count;  // rows of the batch
@@ -108,7 +113,7 @@ void Model::attend(const Layer& layer, int index) {
       const int64_t oldest =
           layer.window > 0 ? std::max<int64_t>(0, slice.start + i + 1 - layer.window) : 0;
       const int64_t begin = oldest / kChunkTokens, end = (seen + kChunkTokens - 1) / kChunkTokens;
-      for (int h = 0; h < spec_.kv_heads; h++) {
+      for (int h = 0; h < shape.heads; h++) {
         if (slice.length > kQueryTile || end - begin == 1) {
           tasks.push_back({row + i, count, begin, end, -1, h});
           continue;
@@ -151,8 +156,7 @@ void Model::attend(const Layer& layer, int index) {
       for (int64_t c = task.begin; c < task.end; c++) {
         kernel.attend_chunk(kv, rule, c, queries, positions, rows, other.data(), found);
         for (int r = 0; r < rows; r++) {
-          kernel.merge(sums.data() + r * hd, merged[r], other.data() + r * hd, found[r],
-                       spec_.head_dim);
+          kernel.merge(sums.data() + r * hd, merged[r], other.data() + r * hd, found[r], shape.dim);
         }
       }
       for (int r = 0; r < rows; r++) {
@@ -160,9 +164,9 @@ void Model::attend(const Layer& layer, int index) {
         float* out = attended_.row(task.row + t0 + r / per_kv) + head * hd;
         if (!layer.sinks.empty()) {
           kernel.merge(sums.data() + r * hd, merged[r], nullptr, {layer.sinks[at_least(head)], 1.f},
-                       spec_.head_dim);
+                       shape.dim);
         }
-        kernel.normalize(sums.data() + r * hd, merged[r], spec_.head_dim);
+        kernel.normalize(sums.data() + r * hd, merged[r], shape.dim);
         std::memcpy(out, sums.data() + r * hd, at_least(hd) * sizeof(float));
       }
     }
@@ -191,12 +195,12 @@ void Model::attend(const Layer& layer, int index) {
         for (size_t p = t; p < stop; p++) {
           const int64_t from = tasks[p].partial + r;
           kernel.merge(out, merged, partial_out_.data() + from * hd, partials_[at_least(from)],
-                       spec_.head_dim);
+                       shape.dim);
         }
         if (!layer.sinks.empty()) {
-          kernel.merge(out, merged, nullptr, {layer.sinks[at_least(head)], 1.f}, spec_.head_dim);
+          kernel.merge(out, merged, nullptr, {layer.sinks[at_least(head)], 1.f}, shape.dim);
         }
-        kernel.normalize(out, merged, spec_.head_dim);
+        kernel.normalize(out, merged, shape.dim);
       }
     }
     t = stop;

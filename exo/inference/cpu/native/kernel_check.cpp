@@ -110,6 +110,35 @@ MatrixPtr random_float4(int64_t rows, int64_t cols) {
   return pack_float4(values.data(), scales.data(), 0.3f, rows, cols);
 }
 
+// Two layers as Gemma 4 has them: one reads what the first cached, and something of the tokens; one
+// has heads of its own width, whose values are its keys, and norms around each part of a mixture.
+void add_gemma_layers(Model& model) {
+  const int dim = model.spec().head_dim, wide = dim + 24, tokens = 32;
+  Layer reader = model.layers.front();
+  reader.k = reader.v = nullptr;
+  reader.k_norm.clear();
+  reader.kv_from = 0, reader.scale = 0.5f;
+  Layer mixed = model.layers.back();
+  mixed.kv_heads = 1, mixed.head_dim = wide;
+  mixed.q_norm = mixed.k_norm = mixed.v_norm = std::vector<float>(static_cast<size_t>(wide), 1.f);
+  mixed.q = random_affine(6 * wide, 64, 4, 32), mixed.k = random_affine(wide, 64, 8, 64);
+  mixed.v = nullptr, mixed.o = random_dense(64, 6 * wide);
+  mixed.gate = reader.gate, mixed.up = reader.up, mixed.down = reader.down;
+  mixed.expert_scales = random_floats(5);
+  const std::vector<float> ones(64, 1.f);
+  mixed.mixture_norms = std::make_shared<MixtureNorms>(MixtureNorms{ones, ones, ones, ones});
+  for (const Layer& layer : {reader, mixed}) model.layers.push_back(layer);
+  for (Layer& layer : model.layers) {
+    layer.token_input = std::make_shared<TokenInput>(
+        TokenInput{random_affine(tokens, 64, 4, 32), random_affine(64, tokens, 4, 32), ones});
+  }
+  const int64_t all = tokens * static_cast<int64_t>(model.layers.size());
+  model.token_inputs = std::make_shared<TokenInputs>();
+  model.token_inputs->embedding = random_affine(50, all, 4, 32);
+  model.token_inputs->projection = random_affine(all, 64, 4, 32);
+  model.token_inputs->norm = std::vector<float>(tokens, 1.f);
+}
+
 // A model with everything in it: windows, sinks, soft caps, experts, odd widths.
 Model random_model(int kv_bits, int head_dim) {
   Spec spec;
@@ -144,6 +173,7 @@ Model random_model(int kv_bits, int head_dim) {
   }
   model.embedding = model.head = random_affine(50, 64, 8, 32);
   model.final_norm = std::vector<float>(64, 1.f);
+  add_gemma_layers(model);
   return model;
 }
 

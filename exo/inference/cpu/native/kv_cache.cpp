@@ -5,6 +5,13 @@
 
 namespace exo {
 
+KVCache::KVCache(const CacheShape& shape) : shape_(shape) {
+  for (const HeadShape& layer : shape_.layers) {
+    const int64_t bytes = layer.heads * 2 * KVView::half_bytes(shape_.type, layer.dim);
+    begin_.push_back(begin_.back() + bytes);
+  }
+}
+
 void KVCache::extend(const std::string& sequence, int64_t start, int64_t length, int64_t beside) {
   const auto found = tables_.find(sequence);
   const int64_t held = found == tables_.end() ? 0 : found->second.length;
@@ -68,8 +75,10 @@ uint8_t* const* KVCache::pages(const std::string& sequence) const {
 }
 
 KVView KVCache::view(uint8_t* const* pages, int layer, int head) const {
-  const int64_t base = (static_cast<int64_t>(layer) * shape_.kv_heads + head) * 2 * half_bytes();
-  return {pages, base, base + half_bytes(), shape_.type, shape_.head_dim};
+  const int dim = shape_.layers[static_cast<size_t>(layer)].dim;
+  const int64_t half = KVView::half_bytes(shape_.type, dim);
+  const int64_t base = begin_[static_cast<size_t>(layer)] + head * 2 * half;
+  return {pages, base, base + half, shape_.type, dim};
 }
 
 uint8_t* KVCache::lend() {

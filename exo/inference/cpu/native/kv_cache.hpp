@@ -23,17 +23,21 @@ struct CacheFullError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A layer's keys, and its values: heads of so many numbers.
+struct HeadShape {
+  int heads;
+  int dim;
+};
+
 struct CacheShape {
-  int layers;
-  int kv_heads;
-  int head_dim;
+  std::vector<HeadShape> layers;
   KVType type;
   int64_t limit_bytes;
 };
 
 class KVCache {
  public:
-  explicit KVCache(const CacheShape& shape) : shape_(shape) {}
+  explicit KVCache(const CacheShape& shape);
 
   // Makes room for tokens [start, start + length) of a sequence, dropping what it held from
   // `start` on. `beside`: bytes of the limit that other memory takes. Throws CacheMissError, or
@@ -51,7 +55,7 @@ class KVCache {
 
   int64_t sequences() const { return static_cast<int64_t>(tables_.size()); }
   int64_t used_bytes() const { return lent_ * page_bytes(); }
-  int64_t page_bytes() const { return shape_.layers * shape_.kv_heads * 2 * half_bytes(); }
+  int64_t page_bytes() const { return begin_.back(); }
 
  private:
   struct Table {
@@ -62,11 +66,11 @@ class KVCache {
   static size_t pages_for(int64_t tokens) {
     return static_cast<size_t>((tokens + kPageTokens - 1) / kPageTokens);
   }
-  int64_t half_bytes() const { return KVView::half_bytes(shape_.type, shape_.head_dim); }
   uint8_t* lend();
   void give_back(Table& table, size_t keep);
 
   CacheShape shape_;
+  std::vector<int64_t> begin_ = {0};  // of each layer's part of a page, and its end
   std::unordered_map<std::string, Table> tables_;
   std::vector<Buffer> memory_;
   std::vector<uint8_t*> free_;

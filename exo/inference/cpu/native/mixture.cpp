@@ -78,10 +78,22 @@ void Model::experts(const Layer& layer) {
   const int64_t count = static_cast<int64_t>(layer.experts.size()), width = any.up->rows;
   const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
   norm_for_mlp(layer, {any.gate.get(), any.up.get(), layer.gate.get(), layer.up.get()});
+  const MixtureNorms* norms = layer.mixture_norms.get();
+  const Activations& routed = norms != nullptr ? routed_ : normed_;
+  const Activations& for_experts = norms != nullptr ? for_experts_ : normed_;
+  if (norms != nullptr) {
+    routed_.resize(rows_, hidden, {});
+    for_experts_.resize(rows_, hidden, groups_of({any.gate.get(), any.up.get()}));
+    each_row(rows_, [&](int64_t i) {
+      norm_row(x(i), norms->router, {}, routed_.row(i));
+      norm_row(x(i), norms->experts, {}, for_experts_.row(i));
+      for_experts_.quantize(i, 1);
+    });
+  }
   // The router reads float activations: a rounding there would choose other experts.
   grow(router_out_, rows_ * count);
   std::vector<LinearJob> scored = {
-      {layer.router.get(), &normed_, 0, rows_, router_out_.data(), count}};
+      {layer.router.get(), &routed, 0, rows_, router_out_.data(), count}};
   if (layer.shared_gate) {
     grow(z_, rows_);
     scored.push_back({layer.shared_gate.get(), &normed_, 0, rows_, z_.data(), 1});
@@ -98,7 +110,11 @@ void Model::experts(const Layer& layer) {
   std::vector<int64_t> first(at_least(count + 1));
   for (int64_t i = 0; i < rows_; i++) {
     choose(spec_, layer.router_bias, router_out_.data() + i * count, count, choice);
-    for (const Choice& one : choice) chosen.push_back({i, one.expert, one.weight, 0});
+    for (const Choice& one : choice) {
+      const float own =
+          layer.expert_scales.empty() ? 1.f : layer.expert_scales[at_least(one.expert)];
+      chosen.push_back({i, one.expert, one.weight * own, 0});
+    }
   }
   for (const Slot& slot : chosen) first[at_least(slot.expert + 1)]++;
   for (int64_t e = 0; e < count; e++) first[at_least(e + 1)] += first[at_least(e)];
@@ -107,7 +123,7 @@ void Model::experts(const Layer& layer) {
 
   gathered_.resize(slots, hidden, groups_of({any.gate.get(), any.up.get()}));
   each_row(slots, [&](int64_t i) {
-    gathered_.copy_row(chosen[at_least(i)].place, normed_, chosen[at_least(i)].row);
+    gathered_.copy_row(chosen[at_least(i)].place, for_experts, chosen[at_least(i)].row);
   });
   gated_.resize(slots, width, groups_of({any.down.get()}));
   grow(up_, slots * width);
@@ -157,9 +173,14 @@ void Model::experts(const Layer& layer) {
       const Slot& slot = chosen[at_least(i * top + t)];
       k.add_scaled(y, expert_out_.data() + slot.place * hidden, slot.weight, hidden);
     }
+    if (norms != nullptr) k.rms_norm(y, norms->after_experts.data(), y, hidden, spec_.norm_eps);
     if (layer.up) {
+      float* beside = shared_out_.data() + i * hidden;
+      if (norms != nullptr) {
+        k.rms_norm(beside, norms->after_mlp.data(), beside, hidden, spec_.norm_eps);
+      }
       const float share = layer.shared_gate ? 1.f / (1.f + std::exp(-z_[at_least(i)])) : 1.f;
-      k.add_scaled(y, shared_out_.data() + i * hidden, share, hidden);
+      k.add_scaled(y, beside, share, hidden);
     }
     add_residual(x(i), y, layer.after_mlp_norm);
   });

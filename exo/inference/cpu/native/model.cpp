@@ -35,11 +35,18 @@ KVType kv_type(int bits) {
 }  // namespace
 
 CacheShape Model::cache_shape() const {
-  const auto count = std::count_if(layers.begin(), layers.end(),
-                                   [](const Layer& layer) { return layer.attends(); });
+  std::vector<HeadShape> shapes;
+  for (const Layer& layer : layers) {
+    if (layer.caches()) shapes.push_back(shape_of(layer));
+  }
   // Pages are what a cache is counted in, also where no layer attends.
-  return {std::max(1, static_cast<int>(count)), spec_.kv_heads, spec_.head_dim,
-          kv_type(spec_.kv_bits), spec_.cache_limit_bytes};
+  if (shapes.empty()) shapes.push_back({spec_.kv_heads, spec_.head_dim});
+  return {std::move(shapes), kv_type(spec_.kv_bits), spec_.cache_limit_bytes};
+}
+
+HeadShape Model::shape_of(const Layer& layer) const {
+  return {layer.kv_heads > 0 ? layer.kv_heads : spec_.kv_heads,
+          layer.head_dim > 0 ? layer.head_dim : spec_.head_dim};
 }
 
 int64_t Model::state_bytes() const {
@@ -111,12 +118,17 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
   prepare(slices);
   if (tokens != nullptr) {
     embed(tokens);
+    if (token_inputs) read_token_inputs(tokens);
   } else {
     std::memcpy(x_.data(), hidden, at_least(rows_ * spec_.hidden) * sizeof(float));
   }
-  int attending = 0;
+  std::vector<int> cached;  // of each layer so far: its place in the KV cache
+  int caching = 0;
   int64_t state = 0;
   for (const Layer& layer : layers) {
+    const size_t index = cached.size();
+    cached.push_back(layer.kv_from >= 0 ? cached[at_least(layer.kv_from)] : caching);
+    caching += layer.caches() ? 1 : 0;
     if (layer.parallel) before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
     if (layer.delta_net) {
       delta_net(layer, state);
@@ -125,15 +137,21 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     } else if (layer.state_space) {
       state_space(layer, state);
     } else if (layer.latent) {
-      latent_attention(layer, attending++);
+      latent_attention(layer, cached[index]);
     } else if (layer.q) {
-      attention(layer, attending++);
+      attention(layer, cached[index]);
     }
     state += layer.state_floats();
     if (layer.router) {
       experts(layer);
     } else if (layer.up) {
       mlp(layer);
+    }
+    if (layer.token_input) add_token_input(layer, index);
+    if (layer.scale != 1.f) {
+      each_row(rows_, [&](int64_t i) {
+        for (int d = 0; d < spec_.hidden; d++) x(i)[d] *= layer.scale;
+      });
     }
   }
   for (size_t s = 0; s < state_.size(); s++) {
@@ -159,6 +177,45 @@ void Model::embed(const int32_t* tokens) {
       for (int d = 0; d < spec_.hidden; d++) x(i)[d] *= spec_.embedding_scale;
     }
   });
+}
+
+void Model::read_token_inputs(const int32_t* tokens) {
+  const KernelTable& k = kernels();
+  const TokenInputs& in = *token_inputs;
+  const int64_t width = in.embedding->cols, dim = static_cast<int64_t>(in.norm.size());
+  norm_rows(x_.data(), {}, {}, groups_of({in.projection.get()}));
+  grow(token_inputs_, rows_ * width);
+  grow(up_, rows_ * width);
+  run_linear({{in.projection.get(), &normed_, 0, rows_, token_inputs_.data(), width}},
+             spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    float* row = token_inputs_.data() + i * width;
+    float* own = up_.data() + i * width;
+    in.embedding->read_row(tokens[i], own);
+    for (int64_t d = 0; d < width; d++) row[d] *= in.projection_scale;
+    for (int64_t d = 0; d < width; d += dim) {
+      k.rms_norm(row + d, in.norm.data(), row + d, dim, spec_.norm_eps);
+    }
+    k.add_scaled(row, own, in.embedding_scale, width);
+    for (int64_t d = 0; d < width; d++) row[d] *= in.scale;
+  });
+}
+
+void Model::add_token_input(const Layer& layer, size_t index) {
+  const KernelTable& k = kernels();
+  const TokenInput& in = *layer.token_input;
+  const int64_t dim = in.gate->rows, width = token_inputs->embedding->cols;
+  norm_rows(x_.data(), {}, {}, groups_of({in.gate.get()}));
+  gated_.resize(rows_, dim, groups_of({in.out.get()}));
+  run_linear({{in.gate.get(), &normed_, 0, rows_, gated_.row(0), dim}}, spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    const float* own = token_inputs_.data() + i * width + static_cast<int64_t>(index) * dim;
+    k.gate(spec_.activation, gated_.row(i), own, dim);
+    gated_.quantize(i, 1);
+  });
+  grow(y_, rows_ * spec_.hidden);
+  run_linear({{in.out.get(), &gated_, 0, rows_, y_.data(), spec_.hidden}}, spec_.precise);
+  each_row(rows_, [&](int64_t i) { add_residual(x(i), y_.data() + i * spec_.hidden, in.norm); });
 }
 
 void Model::add_residual(float* row, float* y, const std::vector<float>& norm) const {

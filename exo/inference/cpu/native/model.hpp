@@ -83,6 +83,27 @@ struct LatentAttention {
   int nope = 0, turned = 0, rank = 0, value_dim = 0;
 };
 
+// Gemma 3n's and 4's: beside its hidden state each token has, for each layer, `dim` numbers of its
+// own; x grows by a norm of out (gelu(gate x) * them).
+struct TokenInput {
+  MatrixPtr gate, out;
+  std::vector<float> norm;
+};
+
+// Where they come from, in the first shard: the token's row of `embedding` [vocabulary, layers *
+// dim] and norms of each layer's part of what `projection` makes of its hidden state.
+struct TokenInputs {
+  MatrixPtr embedding, projection;
+  std::vector<float> norm;  // [dim]
+  float embedding_scale = 1.f, projection_scale = 1.f, scale = 1.f;
+};
+
+// Around a mixture's parts, where they have norms of their own: what the router and the experts
+// read of x, and what is added of the experts and of the MLP beside them.
+struct MixtureNorms {
+  std::vector<float> router, experts, after_experts, after_mlp;
+};
+
 // An empty vector or null pointer: the layer does without, be it a gate (down activation(up x)),
 // the whole MLP or all that mixes tokens. Beside a router, gate, up and down are an expert that
 // every token goes through, scaled by sigmoid(shared_gate x) where there is one.
@@ -91,8 +112,12 @@ struct Layer {
   std::vector<float> attention_norm_bias, mlp_norm_bias;  // where Spec::layer_norm
   bool parallel = false;  // the MLP reads what the attention reads, not what it gives
   MatrixPtr q, k, v, o;
-  MatrixPtr output_gate;              // what is attended is multiplied by its sigmoid
-  std::vector<float> q_norm, k_norm;  // [head_dim], or [heads * head_dim] over all heads at once
+  MatrixPtr output_gate;  // what is attended is multiplied by its sigmoid
+  // [head_dim], or [heads * head_dim] over all heads at once
+  std::vector<float> q_norm, k_norm, v_norm;
+  // Where layers differ; 0: Spec's. Without `v` the values are what `k` gives.
+  int kv_heads = 0, head_dim = 0;
+  int kv_from = -1;  // the layer of this shard whose keys and values these queries read
   bool norm_after_rope = false;
   std::vector<float> sinks;  // [heads]
   int rope = -1;             // index into Model::ropes; -1: no positions
@@ -101,6 +126,10 @@ struct Layer {
   MatrixPtr router, shared_gate;
   std::vector<float> router_bias;  // added where experts are chosen, not where they are weighed
   std::vector<Expert> experts;
+  std::vector<float> expert_scales;  // [experts]: of what they are weighed with
+  std::shared_ptr<MixtureNorms> mixture_norms;
+  std::shared_ptr<TokenInput> token_input;
+  float scale = 1.f;  // of x after all else
   std::shared_ptr<LatentAttention> latent;
   std::shared_ptr<DeltaNet> delta_net;
   std::shared_ptr<ShortConvolution> short_convolution;
@@ -110,6 +139,7 @@ struct Layer {
   int query_span = 1;
 
   bool attends() const { return q || latent; }
+  bool caches() const { return attends() && kv_from < 0; }
   int64_t state_floats() const;  // what a sequence takes beside the KV cache
 };
 
@@ -149,8 +179,9 @@ class Model {
   // What this shard holds; set before the first step.
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
-  MatrixPtr embedding;                             // first shard: [vocabulary, hidden]
-  MatrixPtr head;                                  // last shard: [vocabulary, hidden]
+  MatrixPtr embedding;  // first shard: [vocabulary, hidden]
+  MatrixPtr head;       // last shard: [vocabulary, hidden]
+  std::shared_ptr<TokenInputs> token_inputs;
   std::vector<float> final_norm, final_norm_bias;  // last shard
 
   // One step. `tokens` [rows] where this is the first shard, else `hidden` float32 [rows, hidden].
@@ -192,7 +223,11 @@ class Model {
   // For what mixes tokens, and for the MLP.
   void norm_for_mixer(const Layer& layer, std::initializer_list<const Matrix*> readers);
   void norm_for_mlp(const Layer& layer, std::initializer_list<const Matrix*> readers);
-  // `index` among the layers that attend; `state` where its part of a sequence's state begins.
+  HeadShape shape_of(const Layer& layer) const;
+  // What each layer's TokenInput reads, from the tokens and their embeddings in x_.
+  void read_token_inputs(const int32_t* tokens);
+  void add_token_input(const Layer& layer, size_t index);
+  // `index` among the layers that cache; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
   void latent_attention(const Layer& layer, int index);
@@ -229,7 +264,8 @@ class Model {
   std::vector<float> in_, window_, convolved_, z_;
   std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;
-  Activations normed_, attended_, gated_, gathered_, shared_, by_head_;
+  std::vector<float> token_inputs_;  // [rows, layers * dim]
+  Activations normed_, attended_, gated_, gathered_, shared_, by_head_, routed_, for_experts_;
 };
 
 }  // namespace exo

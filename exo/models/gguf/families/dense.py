@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, turned_share
 
-_SANDWICH = {
+SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -173,8 +173,8 @@ DENSE: Mapping[str, GGUFFamily] = {
     "qwen3vl": GGUFFamily("qwen3"),  # what it is for text
     "phi3": GGUFFamily("phi3", tensors={"ffn_up": "mlp.gate_up_proj"}, config=_phi3),
     "gemma": GGUFFamily("gemma", norms_add_one=True),
-    "gemma2": GGUFFamily("gemma2", norms_add_one=True, tensors=_SANDWICH, config=_gemma2),
-    "gemma3": GGUFFamily("gemma3_text", norms_add_one=True, tensors=_SANDWICH, config=_gemma3),
+    "gemma2": GGUFFamily("gemma2", norms_add_one=True, tensors=SANDWICH, config=_gemma2),
+    "gemma3": GGUFFamily("gemma3_text", norms_add_one=True, tensors=SANDWICH, config=_gemma3),
     "granite": GGUFFamily("granite", interleaved_rope=True, config=granite),
     "olmo2": GGUFFamily("olmo2", tensors=_OLMO2),
     "mistral3": GGUFFamily("ministral3", interleaved_rope=True, config=_ministral3),

@@ -17,12 +17,15 @@ Config = dict[str, Any]
 class Metadata:
     """What a file says of its architecture. Keys are without the architecture's name.
 
+    `varied` are keys whose numbers may differ from layer to layer.
+
     Raises, where it is called:
         ModelUnsupported: there is no such key and no default, or it differs from layer to layer.
     """
 
-    def __init__(self, gguf: GGUF) -> None:
+    def __init__(self, gguf: GGUF, varied: tuple[str, ...] = ()) -> None:
         self._gguf = gguf
+        self._varied = varied
 
     def __call__(self, key: str, *default: Any) -> Any:
         whole = f"{self._gguf.architecture}.{key}"
@@ -45,10 +48,14 @@ class Metadata:
         """
         whole = f"{self._gguf.architecture}.{key}"
         found = [int(count) for count in np.atleast_1d(self._gguf.metadata.get(whole, []))]
-        if len(set(found) - {0}) > 1:
+        if len(set(found) - {0}) > 1 and key not in self._varied:
             raise ModelUnsupported(f"{whole} differs from layer to layer")
         layers = self("block_count") - self("nextn_predict_layers", 0)
         return (found * layers if len(found) == 1 else found)[:layers]
+
+    def factors(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """Of the frequencies with which positions turn."""
+        return self._gguf.floats("rope_freqs.weight")
 
     def has_tensor(self, part: str) -> bool:
         """Whether a tensor's name contains `part`."""
@@ -66,7 +73,8 @@ class GGUFFamily:
 
     `interleaved_rope`: llama.cpp permutes the rows of q and k for RoPE over neighbouring pairs.
     `norms_add_one`: norms hold 1 + weight, where mlx-lm's class adds the 1. `prefix`: before all
-    names. `layers`: what stands before a layer's number."""
+    names. `layers`: what stands before a layer's number. `varied`: keys of the metadata whose
+    numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies."""
 
     model_type: str
     interleaved_rope: bool = False
@@ -75,6 +83,8 @@ class GGUFFamily:
     layers: str = "model.layers"
     tensors: Mapping[str, str] = field(default_factory=dict)
     config: Callable[[Metadata, Config], Config] = _nothing_own
+    varied: tuple[str, ...] = ()
+    own_factors: bool = False
 
 
 def experts(router: str, stacked: str) -> dict[str, str]:
