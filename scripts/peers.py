@@ -182,7 +182,8 @@ def formats(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
 def families(folder: Path) -> dict[str, Path]:
     """Small random models of families that are not llamas, by what they are."""
     found = {}
-    for label, family in (("gated delta", "qwen3_5"), ("latents", "glm4_moe_lite")):
+    kinds = {"gated delta": "qwen3_5", "latents": "glm4_moe_lite", "Gemma 4": "gemma4_text"}
+    for label, family in kinds.items():
         file = folder / "families" / f"{family}.gguf"
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
