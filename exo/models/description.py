@@ -43,6 +43,8 @@ class ModelDescription:
     uncuttable: str = ""
     kv_bytes: int = 0
     """Of each layer's bytes, the KV reserve."""
+    shared_bytes: int = 0
+    """Of an embedding that is also the head: part of the first and of the last, and held once."""
 
     @property
     def n_layers(self) -> int:
@@ -53,6 +55,7 @@ class ModelDescription:
         layers = {i for shard in shards for i in range(shard.start_layer, shard.end_layer)}
         first = self.first_bytes if any(shard.is_first for shard in shards) else 0
         last = self.last_bytes if any(shard.is_last for shard in shards) else 0
+        last -= self.shared_bytes if first and last else 0
         return first + sum(self.layer_bytes[i] for i in layers) + last
 
 
@@ -101,7 +104,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
     text = text_config(config)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     layers = [0] * n_layers
-    first = last = 0
+    first = last = shared = 0
     tied = bool(text.get("tie_word_embeddings"))
     for name, size in _tensors(path):
         digest.update(f"{name}:{size}".encode())
@@ -113,7 +116,9 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
                 layers[int(place[1])] += size
         elif _EMBEDDING_NAME.search(name):
             first += size
-            last += size if tied else 0
+            if tied and "per_layer" not in name:  # Gemma 4's second embedding is no head
+                last += size
+                shared += size
         else:
             last += size
     kv = _kv_bytes_per_token(text) * KV_RESERVE_TOKENS
@@ -126,6 +131,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         last_bytes=last,
         context_length=context_length(config),
         kv_bytes=kv,
+        shared_bytes=shared,
     )
 
 

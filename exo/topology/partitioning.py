@@ -33,10 +33,12 @@ class ModelSizes:
     cuts: frozenset[int] | None = None
     kv_reserve: int = 0
     """Of each layer's bytes, those reserved for the KV cache."""
+    shared: int = 0
+    """Of `first` and of `last` what a node with both holds once: an embedding that is the head."""
 
     @property
     def total(self) -> int:
-        return sum(self.layers) + self.first + self.last
+        return sum(self.layers) + self.first + self.last - self.shared
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def _counts(usable: list[int], shares: list[int], sizes: ModelSizes) -> list[int
         need = before[end] - before[start]
         need += sizes.first if start == 0 else 0
         need += sizes.last if end == n_layers else 0
+        need -= sizes.shared if end - start == n_layers else 0
         return need <= usable[node]
 
     def may_cut(layer: int) -> bool:

@@ -272,6 +272,7 @@ def description_to_pb(found: ModelDescription) -> pb.ModelDescription:
         uncuttable=found.uncuttable,
         context_length=found.context_length,
         kv_bytes=found.kv_bytes,
+        shared_bytes=found.shared_bytes,
     )
 
 
@@ -287,6 +288,7 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
         cuts=frozenset(message.cuts) if message.uncuttable else None,
         uncuttable=message.uncuttable,
         kv_bytes=message.kv_bytes,
+        shared_bytes=message.shared_bytes,
     )
 
 

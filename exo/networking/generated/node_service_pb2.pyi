@@ -687,6 +687,7 @@ class ModelDescription(_message.Message):
     UNCUTTABLE_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    SHARED_BYTES_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     checkpoint: _builtins.str
     first_bytes: _builtins.int
@@ -696,6 +697,8 @@ class ModelDescription(_message.Message):
     context_length: _builtins.int
     kv_bytes: _builtins.int
     """of each layer's bytes, those reserved for the KV cache"""
+    shared_bytes: _builtins.int
+    """of an embedding that is also the head, held once"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -714,10 +717,11 @@ class ModelDescription(_message.Message):
         uncuttable: _builtins.str = ...,
         context_length: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
+        shared_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "uncuttable", b"uncuttable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "shared_bytes", b"shared_bytes", "uncuttable", b"uncuttable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -362,7 +362,12 @@ class Planner:
         """The same for these nodes. Those that hold other files are noted in `left_out`."""
         found, memory = _one_checkpoint(prepared, left_out)
         sizes = ModelSizes(
-            found.layer_bytes, found.first_bytes, found.last_bytes, found.cuts, found.kv_bytes
+            found.layer_bytes,
+            found.first_bytes,
+            found.last_bytes,
+            found.cuts,
+            found.kv_bytes,
+            found.shared_bytes,
         )
         paces = {node_id: one.pace for node_id, one in prepared.items()}
         current = self._current(found.model_id)

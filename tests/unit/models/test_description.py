@@ -6,6 +6,7 @@ import zoo
 
 from exo.errors import ModelUnsupported
 from exo.models.description import context_length, describe_checkpoint, read_config
+from exo.shard import Shard
 
 
 def test_sizes_are_those_of_the_file(tmp_path: Path) -> None:
@@ -17,6 +18,19 @@ def test_sizes_are_those_of_the_file(tmp_path: Path) -> None:
     assert weights * 0.95 < bytes_counted < weights
     assert len(set(found.layer_bytes)) == 1
     assert found.context_length == 4096 or found.context_length == 512
+
+
+def test_a_tied_embedding_counts_once_where_one_node_has_both_ends(tmp_path: Path) -> None:
+    config = zoo.tiny_config("llama") | {"tie_word_embeddings": True}
+    zoo.write_checkpoint("llama", tmp_path, config)
+    found = describe_checkpoint("m", tmp_path, zoo.LAYERS)
+    embedding = zoo.VOCABULARY * config["hidden_size"] * 4
+    assert found.shared_bytes == embedding
+    n = zoo.LAYERS
+    whole = found.bytes_of([Shard("m", 0, n, n)])
+    assert whole == sum(found.layer_bytes) + found.first_bytes + found.last_bytes - embedding
+    parts = found.bytes_of([Shard("m", 0, 2, n)]) + found.bytes_of([Shard("m", 2, n, n)])
+    assert parts == whole + embedding
 
 
 def test_the_checkpoint_digest_follows_configuration_and_tensors(tmp_path: Path) -> None:

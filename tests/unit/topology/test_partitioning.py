@@ -121,3 +121,10 @@ def test_cuts_are_kept_to() -> None:
     assert counts(place({"a": 20 * GB, "b": 20 * GB}, uncuttable)) == [8]
     with pytest.raises(ModelTooLarge):
         place({"a": 5 * GB, "b": 5 * GB}, uncuttable)
+
+
+def test_an_embedding_that_is_the_head_is_held_once() -> None:
+    tied = ModelSizes((GB,) * 8, first=4 * GB, last=4 * GB, shared=4 * GB)
+    assert len(place({"a": 14 * GB}, tied).members) == 1
+    with pytest.raises(ModelTooLarge):
+        place({"a": 14 * GB}, ModelSizes((GB,) * 8, first=4 * GB, last=4 * GB))
