@@ -11,6 +11,7 @@ import numpy.typing as npt
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.grids import FORMATS, load_grids
 from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
 from exo.models.quantizers import Affine, Float8
@@ -152,6 +153,8 @@ def _pack(how: Packing | None, parts: Parts) -> native.Matrix:
 
 def _dense(weight: Tensor) -> native.Matrix:
     if weight.dtype in GGML:
+        if weight.dtype in FORMATS:
+            load_grids()
         return native.pack_ggml(weight.data, weight.dtype, *weight.shape)
     return native.pack_dense(weight.data, DTYPES[weight.dtype], *weight.shape)
 

@@ -131,7 +131,10 @@ _EXACT: dict[str, tuple[int, int, Callable[[Bytes], Unpacked]]] = {
 }
 """Bits, bytes of a block, and how it is read."""
 
-_WIDENED = {"Q2_K": 4, "Q3_K": 6, "Q6_K": 8}
+_WIDENED = {
+    **{"Q2_K": 4, "Q3_K": 6, "Q6_K": 8},
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), 6),
+}
 
 
 def _bits(dtype: str) -> int:

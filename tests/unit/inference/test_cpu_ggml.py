@@ -8,6 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from exo.inference.cpu import _native as native
+from exo.inference.cpu.grids import load_grids
 
 FORMATS = native.ggml_formats()
 # Where a block holds its float16 scales; MXFP4's is a power of two in its first byte.
@@ -17,6 +18,8 @@ SCALES_AT = {
     "Q6_K": (208,),
     "MXFP4": (),
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), (0,)),
+    "IQ1_M": (),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
 }
 ROWS, COLS = 37, 512
@@ -24,6 +27,7 @@ ROWS, COLS = 37, 512
 
 @pytest.fixture(params=native.isas(), autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    load_grids()
     native.choose_isa(request.param)
     native.set_threads(2)
     yield request.param
@@ -38,6 +42,8 @@ def random_tensor(name: str) -> npt.NDArray[np.uint8]:
     for at in SCALES_AT[name]:
         scales = rng.uniform(-0.02, 0.02, data.shape[:2]).astype(np.float16)
         data[..., at : at + 2] = scales.view(np.uint8).reshape(*data.shape[:2], 2)
+    if name == "IQ1_M":  # its scale's upper bits, spread over the block
+        data[..., 55] = data[..., 55] & 15 | 0x20
     if name == "MXFP4":
         data[..., 0] = rng.integers(115, 125, data.shape[:2])
     return data.reshape(ROWS, -1)
@@ -77,8 +83,8 @@ def test_memory_is_about_the_file_s(name: str) -> None:
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(ValueError, match="no format IQ1_S"):
-        native.pack_ggml(np.zeros(64, np.uint8), "IQ1_S", 1, 256)
+    with pytest.raises(ValueError, match="no format TQ1_0"):
+        native.pack_ggml(np.zeros(64, np.uint8), "TQ1_0", 1, 256)
     with pytest.raises(ValueError, match="its blocks have 256 columns"):
         native.pack_ggml(np.zeros(144, np.uint8), "Q4_K", 1, 288)
     with pytest.raises(ValueError, match="expected 288"):

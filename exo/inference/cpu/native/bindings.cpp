@@ -208,6 +208,19 @@ NB_MODULE(_native, m) {
         nb::arg("rows"), nb::arg("cols"));
   m.def("pack_ggml", &pack_ggml_bytes, nb::arg("values"), nb::arg("format"), nb::arg("rows"),
         nb::arg("cols"));
+  nb::enum_<Grid>(m, "Grid")
+      .value("IQ2_XXS", Grid::kIq2Xxs)
+      .value("IQ2_XS", Grid::kIq2Xs)
+      .value("IQ2_S", Grid::kIq2S)
+      .value("IQ3_XXS", Grid::kIq3Xxs)
+      .value("IQ3_S", Grid::kIq3S)
+      .value("IQ1_S", Grid::kIq1);
+  m.def(
+      "set_grid",
+      [](Grid grid, const Bytes& places) {
+        set_grid(grid, {places.data(), places.data() + places.size()});
+      },
+      nb::arg("grid"), nb::arg("places"));
   m.def("ggml_formats", [] {
     nb::dict found;  // name: (columns, bytes) of a block
     for (const GgmlFormat& f : ggml_formats())

@@ -19,8 +19,19 @@ struct GgmlFormat {
 
 const std::vector<GgmlFormat>& ggml_formats();
 
+// The codebooks of the IQ formats (iq2xxs_grid and so on in ggml-common.h) are tables of thousands
+// of numbers, which PyPI's gguf has: entries of 8 or of 4, each the place of its magnitude (of IQ1:
+// of its value) among those that there are, the least first. To be given before such a tensor is
+// packed.
+enum class Grid : uint8_t { kIq2Xxs, kIq2Xs, kIq2S, kIq3Xxs, kIq3S, kIq1 };
+inline constexpr int kGrids = 6;
+
+// Throws std::invalid_argument where there are not as many as the format's indices can say.
+void set_grid(Grid grid, std::vector<uint8_t> places);
+
 // data: [rows, cols / format.cols] blocks. Uses all threads of the pool. Throws
-// std::invalid_argument for an unknown format or a shape that is not whole blocks.
+// std::invalid_argument for an unknown format, a shape that is not whole blocks, a codebook that
+// was not given.
 std::shared_ptr<Matrix> pack_ggml(const uint8_t* data, const std::string& format, int64_t rows,
                                   int64_t cols);
 

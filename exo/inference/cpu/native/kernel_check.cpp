@@ -390,6 +390,13 @@ void check_formats() {
 }  // namespace
 
 int main() {
+  const int levels[exo::kGrids] = {3, 3, 3, 8, 8, 3},
+            sizes[exo::kGrids] = {2048, 4096, 8192, 1024, 2048, 16384};
+  for (int i = 0; i < exo::kGrids; i++) {
+    auto places = random_bytes(static_cast<size_t>(sizes[i]));
+    for (uint8_t& place : places) place = static_cast<uint8_t>(place % levels[i]);
+    exo::set_grid(static_cast<exo::Grid>(i), std::vector<uint8_t>(places.begin(), places.end()));
+  }
   for (const std::string& isa : exo::runnable_kernels()) {
     exo::choose_kernels(isa);
     for (const int threads : {1, 3}) {

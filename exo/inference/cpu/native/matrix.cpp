@@ -190,7 +190,7 @@ Matrix::RowScale Matrix::super_scale(const uint8_t* block, int row, int64_t g) c
   const uint8_t* header = block + g / per_super * super_bytes();
   const SuperForm form = super_form(coding());
   const uint8_t code = header[form.codes_at + g % per_super * kBlockRows + row];
-  const float d = to_float(header, DType::kFloat16, row);
+  const float d = form.unit * to_float(header, DType::kFloat16, row);
   if (form.kind == SuperKind::kCodes) return {d * static_cast<int8_t>(code), 0.f, form.zero};
   const float negative = to_float(header + 32, DType::kFloat16, row);
   if (form.kind == SuperKind::kNibbles) {

@@ -30,7 +30,7 @@ inline constexpr int64_t kFloat4Values = kFloat4Cols * kBlockRows / 2;  // bytes
 inline constexpr int64_t kFloat4Group = kFloat4Values + kBlockRows;
 
 // What a stored value stands for: itself, or an entry of a table.
-enum class Table : uint8_t { kNone, kIq4, kE2m1 };
+enum class Table : uint8_t { kNone, kIq4, kE2m1, kIq3, kIq3s, kIq2, kIq1 };
 
 // IQ4_NL's values plus 128: kvalues_iq4nl in ggml-common.h.
 alignas(16) inline constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
@@ -39,8 +39,33 @@ alignas(16) inline constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  
 alignas(16) inline constexpr uint8_t kE2m1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                         12, 11, 10, 9,  8,  6,  4,  0};
 
+// What the codebooks of GGUF's IQ formats consist of (iq3xxs_grid and so on in ggml-common.h): one
+// of these, or its negative where bit 3 is set; plus 64 (IQ3_XXS, IQ2), plus 16 (IQ3_S). IQ1's are
+// -1, 0, 1 with an eighth more, or less, eight times that plus 16.
+alignas(16) inline constexpr uint8_t kIq3Values[16] = {68, 76, 84, 92, 100, 108, 116, 126,
+                                                       60, 52, 44, 36, 28,  20,  12,  2};
+alignas(16) inline constexpr uint8_t kIq3sValues[16] = {17, 19, 21, 23, 25, 27, 29, 31,
+                                                        15, 13, 11, 9,  7,  5,  3,  1};
+alignas(16) inline constexpr uint8_t kIq2Values[16] = {72, 89, 107, 64, 64, 64, 64, 64,
+                                                       56, 39, 21,  64, 64, 64, 64, 64};
+alignas(16) inline constexpr uint8_t kIq1Values[16] = {9, 17, 25, 16, 16, 16, 16, 16,
+                                                       7, 15, 23, 16, 16, 16, 16, 16};
+
 constexpr const uint8_t* values_of(Table table) {
-  return table == Table::kIq4 ? kIq4Values : kE2m1Values;
+  switch (table) {
+    case Table::kIq4:
+      return kIq4Values;
+    case Table::kIq3:
+      return kIq3Values;
+    case Table::kIq3s:
+      return kIq3sValues;
+    case Table::kIq2:
+      return kIq2Values;
+    case Table::kIq1:
+      return kIq1Values;
+    default:
+      return kE2m1Values;
+  }
 }
 
 // How values are stored: a template argument of the kernels.
@@ -78,6 +103,14 @@ void with_coding(Coding coding, const Use& use) {
       return use(std::integral_constant<Coding, Coding{4, Table::kIq4}>{});
     case Table::kE2m1:
       return use(std::integral_constant<Coding, Coding{4, Table::kE2m1}>{});
+    case Table::kIq3:
+      return use(std::integral_constant<Coding, Coding{4, Table::kIq3}>{});
+    case Table::kIq3s:
+      return use(std::integral_constant<Coding, Coding{4, Table::kIq3s}>{});
+    case Table::kIq2:
+      return use(std::integral_constant<Coding, Coding{4, Table::kIq2}>{});
+    case Table::kIq1:
+      return use(std::integral_constant<Coding, Coding{4, Table::kIq1}>{});
     case Table::kNone:
       return with_bits(coding.bits, [&](auto bits) {
         use(std::integral_constant<Coding, Coding{bits.value}>{});
@@ -136,10 +169,24 @@ struct SuperForm {
   int group;
   int zero;
   int codes_at;  // bytes from the header's start
+  float unit = 1.f;
 };
 
 constexpr SuperForm super_form(Coding coding) {
-  if (coding.table == Table::kIq4) return {SuperKind::kCodes, 32, 128, 32};
+  switch (coding.table) {
+    case Table::kIq4:
+      return {SuperKind::kCodes, 32, 128, 32};
+    case Table::kIq3:
+      return {SuperKind::kCodes, 32, 64, 32, 0.25f};
+    case Table::kIq3s:
+      return {SuperKind::kCodes, 32, 16, 32};
+    case Table::kIq2:
+      return {SuperKind::kCodes, 16, 64, 32, 0.125f};
+    case Table::kIq1:
+      return {SuperKind::kCodes, 16, 16, 32, 0.125f};
+    default:
+      break;
+  }
   switch (coding.bits) {
     case 2:
       return {SuperKind::kNibbles, 16, 0, 64};
@@ -169,13 +216,13 @@ constexpr SuperForm super_form(Coding coding) {
 // So a unit is `bits` lines, and 64 consecutive bytes feed 16 rows at once. With a table (4 bits) q
 // is its entry.
 //
-// Super (the K formats of GGUF, bits 2, 3, 4, 5 or 6, and IQ4_XS; groups of 16 or 32 columns whose
-// scale is a small integer times the float16 of their 256): a block is its super-blocks of 256
-// columns one after the other; a super-block is a header of 320 bytes, then its 8 units. The
-// header:
+// Super (the K formats of GGUF, bits 2, 3, 4, 5 or 6, and its IQ formats; groups of 16 or 32
+// columns whose scale is a small integer times the float16 of their 256): a block is its
+// super-blocks of 256 columns one after the other; a super-block is a header of 320 bytes, then its
+// 8 units. The header:
 //   16 float16 d; where there are offsets, 16 float16 of their factor;
 //   a line of 16 bytes for each group: its codes; where offsets have codes of their own, as many
-//   lines again. super_form() says which. w = d * code * (q - zero) + factor * offset code.
+//   lines again. super_form() says which. w = unit * d * code * (q - zero) + factor * offset code.
 //
 // Dense: a block is [cols][16] values of `dtype`; of kFloat8, then 16 float32 scales for each group
 // of columns, the last of which may be shorter. w = scale * value, rounded to float32; the scales

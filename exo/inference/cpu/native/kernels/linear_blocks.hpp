@@ -116,7 +116,8 @@ EXO_INLINE void add_sums(const QuantizedPart& x, int64_t at, int64_t groups, Ops
 // them apart.
 template <Coding C>
 constexpr int weight_bits() {
-  if (C.bits == 8 || C.table == Table::kIq4 || Ops::kWeightBits == 8) return 8;
+  const bool wide = C.table == Table::kIq4 || C.table == Table::kIq3 || C.table == Table::kIq2;
+  if (C.bits == 8 || wide || Ops::kWeightBits == 8) return 8;
   return C.bits == 6 ? 6 : 5;
 }
 

@@ -21,7 +21,9 @@ struct SuperScales {
         factor(kForm.kind == SuperKind::kCodes
                    ? d
                    : Ops::from_f16(reinterpret_cast<const uint16_t*>(header) + kBlockRows)),
-        codes(header + kForm.codes_at) {}
+        codes(header + kForm.codes_at) {
+    if constexpr (kForm.unit != 1.f) d = Ops::mul(d, Ops::from_one(kForm.unit));
+  }
 
   EXO_INLINE void of(int group, Ops::Float& scale, Ops::Float& offset) const {
     const uint8_t* at = codes + kBlockRows * group;
