@@ -118,6 +118,16 @@ void with_coding(Coding coding, const Use& use) {
   }
 }
 
+// Whether there are matrices of a coding in super-blocks, or in groups by themselves: kernels for
+// what there is not would only take time to compile.
+constexpr bool may_be_super(Coding coding) {
+  return coding.table == Table::kNone ? coding.bits != 8 : coding.table != Table::kE2m1;
+}
+constexpr bool may_be_plain(Coding coding) {
+  return coding.table == Table::kNone || coding.table == Table::kIq4 ||
+         coding.table == Table::kE2m1;
+}
+
 // The same with the type of dense values.
 template <typename Use>
 void with_dtype(DType dtype, const Use& use) {

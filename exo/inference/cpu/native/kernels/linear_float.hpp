@@ -185,11 +185,10 @@ inline void decode_block(const Matrix& w, int64_t block, float* out) {
                       [&](auto dtype) { decode_dense_to_float<dtype.value>(w, block, out); });
   }
   with_coding(w.coding(), [&](auto coding) {
-    if (w.is_super) {
-      decode_super_to_float<coding.value>(w, block, out);
-    } else {
-      decode_to_float<coding.value>(w, block, out);
+    if constexpr (may_be_super(coding.value)) {
+      if (w.is_super) return decode_super_to_float<coding.value>(w, block, out);
     }
+    if constexpr (may_be_plain(coding.value)) decode_to_float<coding.value>(w, block, out);
   });
 }
 

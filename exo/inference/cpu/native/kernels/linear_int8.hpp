@@ -148,9 +148,12 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                         int64_t end, float* out, int64_t stride) {
   with_coding(w.coding(), [&](auto coding) {
-    if (w.is_super) {
-      linear_coded<coding.value, true>(w, x, rows, begin, end, out, stride);
-    } else {
+    if constexpr (may_be_super(coding.value)) {
+      if (w.is_super) {
+        return linear_coded<coding.value, true>(w, x, rows, begin, end, out, stride);
+      }
+    }
+    if constexpr (may_be_plain(coding.value)) {
       linear_coded<coding.value, false>(w, x, rows, begin, end, out, stride);
     }
   });
