@@ -27,7 +27,7 @@ KEEP_TOLERANCE = 2.0
 """The same for the nodes that serve already: rates are measured, where others compute too, and to
 move layers costs seconds and what is kept of chats."""
 
-STEP_S = 0.0001
+STEP_S = 0.00025
 """What a member takes for a step beside reading weights: scheduling, sampling, Python."""
 
 LAYER_S = 0.000035
@@ -36,7 +36,7 @@ LAYER_S = 0.000035
 BARE_SHARE = 0.8
 """Of the rate at which bare products read weights, what decoding reaches between them."""
 
-HOP_S = 0.00015
+HOP_S = 0.00025
 """What sending hidden states takes beside half a round trip."""
 
 HEARTBEAT_S = 0.001
