@@ -292,6 +292,11 @@ uint32_t read_u32(const uint8_t* p) {
 // All scales are odd.
 uint8_t odd(uint32_t code) { return static_cast<uint8_t>(2 * code + 1); }
 
+// Four bits each, the lower ones first.
+void unpack_odd_nibbles(const uint8_t* packed, int count, uint8_t* codes) {
+  for (int i = 0; i < count; i++) codes[i] = odd(packed[i / 2] >> (4 * (i % 2)) & 15);
+}
+
 struct IQ2_XXS {
   static constexpr int kBits = 4, kBytes = 66;
   static constexpr Table kTable = Table::kIq2;
@@ -315,7 +320,7 @@ struct IQ2_XS {
   static constexpr Grid kGrid = Grid::kIq2Xs;
   static void unpack(const uint8_t* block, uint8_t* values, SuperRow& row) {
     row.d = read_u16(block);
-    for (int i = 0; i < 16; i++) row.codes[i] = odd(block[66 + i / 2] >> (4 * (i % 2)) & 15);
+    unpack_odd_nibbles(block + 66, 16, row.codes);
     for (int i = 0; i < 32; i++, values += 8) {
       const uint32_t quant = read_u16(block + 2 + 2 * i);
       look_up<kGrid>(static_cast<int>(quant & 511), eight_signs(quant >> 9), values);
@@ -330,7 +335,7 @@ struct IQ2_S {
   static void unpack(const uint8_t* block, uint8_t* values, SuperRow& row) {
     const uint8_t *quants = block + 2, *signs = block + 34, *high = block + 66;
     row.d = read_u16(block);
-    for (int i = 0; i < 16; i++) row.codes[i] = odd(block[74 + i / 2] >> (4 * (i % 2)) & 15);
+    unpack_odd_nibbles(block + 74, 16, row.codes);
     for (int i = 0; i < 32; i++, values += 8) {
       look_up<kGrid>(quants[i] | (high[i / 4] >> (2 * (i % 4)) & 3) << 8, signs[i], values);
     }
@@ -363,7 +368,7 @@ struct IQ3_S {
   static void unpack(const uint8_t* block, uint8_t* values, SuperRow& row) {
     const uint8_t *quants = block + 2, *high = block + 66, *signs = block + 74;
     row.d = read_u16(block);
-    for (int g = 0; g < 8; g++) row.codes[g] = odd(block[106 + g / 2] >> (4 * (g % 2)) & 15);
+    unpack_odd_nibbles(block + 106, 8, row.codes);
     for (int i = 0; i < 64; i++, values += 4) {
       const int entry = quants[i] | (high[i / 8] >> (i % 8) & 1) << 8;
       look_up<kGrid>(entry, signs[i / 2] >> (4 * (i % 2)), values);
