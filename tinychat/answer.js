@@ -90,6 +90,7 @@ export async function stream(body, message, place, signal, onPart) {
           place.body.replaceChildren();
         }
         thoughts.lastChild.textContent += thought;
+        onPart();
       }
       if (content) {
         message.content += content;

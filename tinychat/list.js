@@ -67,8 +67,8 @@ export class ConversationList {
   async #readIn() {
     try {
       const count = await kept.imported(await this.#page.import.files[0].text());
-      this.#acts.say(t("{count} conversations were read", { count }));
       await this.refresh();
+      this.#acts.say(t("{count} conversations were read", { count }));
     } catch (error) {
       this.#acts.say(error.message, "error");
     } finally {

@@ -127,16 +127,19 @@ async function answer(message, goesOn = false) {
   const place = transcript.add(shown, message);
   streaming = new AbortController();
   setBusy(true);
-  let saved = performance.now();
-  const onPart = () => {
-    if (performance.now() - saved < SAVE_MS) return;
+  let saved;
+  const keepPart = () => {
     saved = performance.now();
     message.stopped = "interrupted"; // until it is whole
-    kept.save(shown);
+    return kept.save(shown).catch(notKept);
   };
-  await stream(request(message, goesOn), message, place, streaming.signal, onPart);
+  const onPart = () => {
+    if (performance.now() - saved >= SAVE_MS) keepPart();
+  };
+  const body = request(message, goesOn);
+  await keepPart(); // the question, before it is asked
+  await stream(body, message, place, streaming.signal, onPart);
   streaming = null;
-  setBusy(false);
   shown.updated = Date.now();
   const failed = message.stopped && message.stopped !== "stopped" ? message.stopped : "";
   say(failed || t("the answer is there"), failed ? "error" : "hidden"); // seen already
@@ -151,8 +154,11 @@ async function answer(message, goesOn = false) {
     again.body.querySelector(":scope > .note")?.remove();
     again.body.append(...notes);
   }
-  await keep(shown);
+  await keep(shown).catch(notKept);
+  if (!streaming) setBusy(false); // who reloads now finds it whole
 }
+
+const notKept = (error) => say(t("this browser did not keep the conversation: {why}", { why: error.message }), "error");
 
 function setBusy(busy) {
   page.send.hidden = busy;

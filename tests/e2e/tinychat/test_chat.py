@@ -72,6 +72,23 @@ async def test_a_reload_in_the_middle_of_an_answer_keeps_what_came(page: Page) -
     assert len(kept) > 20 and (shown.startswith(kept) or kept.startswith(shown))
 
 
+async def test_a_question_is_kept_before_it_is_asked(page: Page) -> None:
+    async with page.expect_request("**/v1/chat/completions"):
+        await ask(page, "Is it there?")
+    await page.reload()
+    await expect(page.locator(".user .body")).to_have_text("Is it there?")
+    await expect(page.locator(".assistant .body")).to_contain_text("interrupted")
+
+
+async def test_a_conversation_that_cannot_be_kept_is_answered_all_the_same(page: Page) -> None:
+    await page.evaluate("""() => {
+      IDBObjectStore.prototype.put = () => { throw new Error("the disk is full"); };
+    }""")
+    await answered(page, "hello")
+    await expect(page.locator("#said")).to_contain_text("did not keep the conversation")
+    await expect(page.locator("#said")).to_contain_text("the disk is full")
+
+
 async def test_a_draft_is_counted(page: Page) -> None:
     await page.fill("#input", "hello")
     await expect(page.locator("#draft")).to_have_text(re.compile(r"\d+ of [\d,]+ tokens"))

@@ -87,6 +87,7 @@ async def test_tools_are_called_and_a_person_says_what_they_gave(
         call = page.locator(".assistant .call")
         await expect(call.locator("summary")).to_have_text("Calls weather", timeout=20_000)
         await expect(call.locator("pre")).to_have_text(re.compile('"city": "(Bern|Rome)"'))
+        await expect(page.locator("#send")).to_be_visible()  # it is kept
         await page.reload()
         await page.click("#settings")
         await page.fill("[name=max_tokens]", "20")
