@@ -22,6 +22,7 @@ from exo.errors import CacheMiss, EngineFailed, ExoError, InvalidFrame
 from exo.inference.batch import CacheRoom, ForwardBatch, Slice, StepOutput
 from exo.inference.constrained import ConstrainedAnswers
 from exo.inference.one_thread import OneThread
+from exo.inference.read_rate import once_a_machine
 from exo.inference.sampling import SampledToken, sample
 from exo.inference.step_times import StepTimes
 from exo.models.description import ModelDescription, with_kv_in_bytes
@@ -56,13 +57,23 @@ class InferenceEngine(ABC):
         self.busy_s = 0.0
         """Seconds in which steps were computed."""
         self.times = StepTimes()
+        self.read_rates: Path | None = None
+        """Where processes of this machine tell each other how fast they read; None: nowhere."""
         self._read_rate: float | None = None
 
     async def read_rate(self) -> float:
         """Bytes of weights that decoding reads a second, as far as can be told without a model."""
         if self._read_rate is None:
-            self._read_rate = await self._begin("measuring", self.measure_read_rate)
+            measure = self.measure_read_rate
+            if self.read_rates is not None:
+                measure = partial(once_a_machine, self.read_rates, self.kind, measure)
+            self._read_rate = await self._begin("measuring", measure)
         return self._read_rate
+
+    @property
+    def kind(self) -> str:
+        """Another word for each engine that would be another speed on the same machine."""
+        return self.name
 
     async def describe(self, model_id: str, path: Path) -> ModelDescription:
         """Sizes and allowed cuts of a checkpoint, without reading its weights.

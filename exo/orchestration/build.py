@@ -27,6 +27,7 @@ def build_node(config: NodeConfig) -> StandardNode:
     sources = default_sources(config.models_dir, sharing, config.models_folders)
     store = ModelStore(config.models_dir, sources)
     engine = make_engine(config.engine, config.threads, precise=config.precise)
+    engine.read_rates = config.home / "read_rates.json"
     engine.kv_memory, engine.kv_bits = config.kv_memory_bytes, config.kv_bits
     discovery = _discovery(config, network.interfaces)
     return StandardNode(config, engine, store, sharing, discovery, network)

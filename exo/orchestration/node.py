@@ -53,7 +53,7 @@ from exo.orchestration.serving.standby import Standby
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
 from exo.topology.partitioning import Partition
-from exo.topology.topology import NodeView, Topology
+from exo.topology.topology import NodeView, Topology, planner_among
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class StandardNode(NodeHandler):
         self._keeper = PlanKeeper(
             config.node_id,
             self._members,
-            lambda: self.topology().planner_id,
+            self._planner_id,
             lambda: self.membership.max_epoch,
             self.rings,
             self._tell_changed,
@@ -459,6 +459,14 @@ class StandardNode(NodeHandler):
         """Every live node as the planner calls it."""
         peers = {node_id: self.membership.handle_of(node_id) for node_id in self.membership.alive}
         return {self.config.node_id: self, **peers}
+
+    def _planner_id(self) -> str:
+        """That of `topology`, which is not drawn for it: it is asked for with every beat."""
+        own = self.config.node_id
+        memory = self.membership.memory_bytes()
+        memory[own] = self._own.capabilities().memory_total_bytes
+        draining = self.membership.draining
+        return planner_among(memory, draining | {own} if self.leaving.draining else draining)
 
     def _tell_changed(self) -> None:
         self._tasks.background(self._notify(), "notify")

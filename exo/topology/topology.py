@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,6 +32,13 @@ class LinkView:
     round_trip_ms: float | None = None
 
 
+def planner_among(memory_bytes: Mapping[str, int], draining: Collection[str]) -> str:
+    """Of the live nodes that do not leave, if there are any, the one with the most memory in all;
+    ties go to the smallest id."""
+    live = memory_bytes.keys() - draining or memory_bytes.keys()
+    return min(live, key=lambda node: (-memory_bytes[node], node))
+
+
 @dataclass(frozen=True)
 class Topology:
     """Who is in the cluster and how they are connected."""
@@ -50,10 +58,9 @@ class Topology:
 
     @property
     def planner_id(self) -> str:
-        """Of the live nodes that do not leave the one with the most total memory; ties go to the
-        smallest id."""
-        live = {n: c for n, c in self.live.items() if not self.nodes[n].draining} or self.live
-        return min(live, key=lambda node: (-live[node].memory_total_bytes, node))
+        """Raises ValueError where no node is alive."""
+        memory = {node: found.memory_total_bytes for node, found in self.live.items()}
+        return planner_among(memory, {n for n, view in self.nodes.items() if view.draining})
 
     def to_json(self) -> dict[str, Any]:
         return {

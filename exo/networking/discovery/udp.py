@@ -10,7 +10,6 @@ import platform
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.networking.discovery.interfaces import Interface
@@ -23,6 +22,13 @@ MAX_DATAGRAM = 1024
 ANNOUNCE_INTERVAL_S = 1.0
 """How often a node says it is there. Shorter finds peers sooner and talks more: about 200 bytes an
 interface each time."""
+
+MOST_KNOWN = 256
+"""Datagrams that are remembered with what they mean."""
+
+CROWD_S, SELDOM = 8, 3
+"""So many announcements a second, of all nodes together, are enough: in a crowd each says it is
+there less often, up to so many times. (Who is new says so at once, and who hears it connects.)"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,6 @@ class Announcement:
         ).encode()
 
     @classmethod
-    @lru_cache(maxsize=256)  # each node says the same each time, all day
     def decode(cls, datagram: bytes) -> Announcement:
         """Raises ValueError with one word on what is wrong."""
         if len(datagram) > MAX_DATAGRAM:
@@ -95,6 +100,8 @@ class UDPDiscovery(Discovery):
         self._receivers: dict[str, asyncio.DatagramTransport] = {}  # by what they are bound to
         self._listener: DiscoveryListener | None = None
         self._failing: set[Interface] = set()
+        self._known: dict[tuple[bytes, str], tuple[Announcement, Route]] = {}  # by (datagram, host)
+        self._others: set[str] = set()  # instances heard since the last announcement
         self._port = 0
 
     async def start(self, listener: DiscoveryListener, port: int) -> None:
@@ -105,6 +112,7 @@ class UDPDiscovery(Discovery):
     async def use(self, interfaces: list[Interface]) -> None:
         assert self._listener is not None, "started first"
         self._interfaces = interfaces
+        self._known.clear()
         for gone in self._senders.keys() - interfaces:
             self._senders.pop(gone).close()
             self._failing.discard(gone)
@@ -156,7 +164,9 @@ class UDPDiscovery(Discovery):
     async def _announce_forever(self) -> None:
         while True:
             self._announce(leaving=False)
-            await asyncio.sleep(self._interval_s)
+            crowd = len(self._others) * self._interval_s / CROWD_S
+            self._others.clear()
+            await asyncio.sleep(self._interval_s * min(max(crowd, 1.0), SELDOM))
 
     def _announce(self, *, leaving: bool) -> None:
         datagram = Announcement(
@@ -176,26 +186,39 @@ class UDPDiscovery(Discovery):
                 self._failing.add(interface)
 
     def received(self, listener: DiscoveryListener, datagram: bytes, host: str) -> None:
-        try:
-            announcement = Announcement.decode(datagram)
-        except ValueError as error:
-            self._counters[str(error)] += 1
-            return
-        if announcement.cluster != self._cluster:
-            self._counters["other_cluster"] += 1
-            return
-        if announcement.instance_id == self._instance_id:
-            return
-        interface = next((i for i in self._interfaces if i.reaches(host)), None)
-        if interface is None:
-            self._counters["other_network"] += 1
-            return
+        known = self._known.get((datagram, host))  # each node says the same each time, all day
+        if known is None:
+            known = self._understood(datagram, host)
+            if known is None:
+                return
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[datagram, host] = known
+        announcement, route = known
         self._counters["heard"] += 1
         if announcement.leaving:
             listener.left(announcement.node_id, announcement.instance_id)
         else:
-            route = Route(host, announcement.port, interface.name, interface.rank)
+            self._others.add(announcement.instance_id)
             listener.heard(announcement.node_id, announcement.instance_id, route)
+
+    def _understood(self, datagram: bytes, host: str) -> tuple[Announcement, Route] | None:
+        """Who says so, and how to reach it; None where it is none of this node's peers."""
+        try:
+            announcement = Announcement.decode(datagram)
+        except ValueError as error:
+            self._counters[str(error)] += 1
+            return None
+        if announcement.cluster != self._cluster:
+            self._counters["other_cluster"] += 1
+            return None
+        if announcement.instance_id == self._instance_id:
+            return None
+        interface = next((i for i in self._interfaces if i.reaches(host)), None)
+        if interface is None:
+            self._counters["other_network"] += 1
+            return None
+        return announcement, Route(host, announcement.port, interface.name, interface.rank)
 
 
 class _Receiver(asyncio.DatagramProtocol):

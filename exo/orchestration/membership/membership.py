@@ -133,6 +133,14 @@ class Membership(DiscoveryListener):
     def alive(self) -> list[str]:
         return [peer.node_id for peer in self._peers.values() if peer.alive]
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Of live peers, in all."""
+        return {
+            peer.node_id: peer.identity.capabilities.memory_total_bytes
+            for peer in self._peers.values()
+            if peer.alive and peer.identity is not None
+        }
+
     @property
     def draining(self) -> frozenset[str]:
         """Live peers that are to have no part in rings."""
