@@ -33,7 +33,7 @@ STEP_S = 0.00025
 LAYER_S = 0.000035
 """What each layer takes beside reading weights: attention, norms, threads that wait for others."""
 
-BARE_SHARE = 0.8
+BARE_SHARE = 0.75
 """Of the rate at which bare products read weights, what decoding reaches between them."""
 
 HOP_S = 0.00025

@@ -94,6 +94,14 @@ def test_a_file_computes_what_its_source_does(
         assert zoo.worst_error([cpu_logits(folder, cuts)[-1]], [expected[0][0]]) < 1e-4
 
 
+def test_gemma_4_has_layers_of_both_kinds(tmp_path: Path) -> None:
+    zoo.write_checkpoint("gemma4_text", tmp_path / "source")
+    said = {"gemma4.attention.sliding_window_pattern": [True] * zoo.LAYERS}
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", **said)
+    with pytest.raises(ModelUnsupported, match="expected layers of both kinds"):
+        write_folder([tmp_path / "m.gguf"], tmp_path / "folder")
+
+
 def test_a_layer_that_guesses_further_tokens_is_left_out(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "folder"
     config = zoo.tiny_config("glm4_moe") | {"num_hidden_layers": zoo.LAYERS + 1}

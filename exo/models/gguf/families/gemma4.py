@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import SANDWICH
 from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
 
@@ -12,6 +13,11 @@ _NO_TURN = 1e29
 def _config(metadata: Metadata, config: Config) -> Config:
     slides = [bool(one) for one in metadata.of_layers("attention.sliding_window_pattern")]
     kv_heads = metadata.of_layers("attention.head_count_kv")
+    if len(set(slides)) != 2:
+        raise ModelUnsupported(
+            "expected layers of both kinds in gemma4.attention.sliding_window_pattern, those that "
+            f"see a window and those that see all; found {slides}"
+        )
     full = [layer for layer, one in enumerate(slides) if not one]
     width = metadata("attention.key_length_swa")
     factors = metadata.factors()
