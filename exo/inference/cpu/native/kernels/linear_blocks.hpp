@@ -100,84 +100,87 @@ inline void find_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, 
   }
 }
 
-// The float steps of one group for M outputs, from `S` integer sums each.
-template <int M, int S>
-EXO_INLINE void add_sums(const QuantizedPart& x, int64_t at, int64_t groups, Ops::Float scale,
-                         Ops::Float offset, Ops::Int (*sum)[S], Ops::Float* y) {
-  for (int m = 0; m < M; m++) {
-    Ops::Int total = sum[m][0];
-    for (int s = 1; s < S; s++) total = Ops::add_int(total, sum[m][s]);
-    y[m] = Ops::add_group(y[m], scale, x.scales[at + m * groups], total, offset,
-                          x.sums[at + m * groups]);
-  }
-}
-
 // Into how many bits the weights of a coding fit, as the dot products of this instruction set tell
 // them apart.
 template <Coding C>
 constexpr int weight_bits() {
   const bool wide = C.table == Table::kIq4 || C.table == Table::kIq3 || C.table == Table::kIq2;
   if (C.bits == 8 || wide || Ops::kWeightBits == 8) return 8;
-  return C.bits == 6 ? 6 : 5;
+  if (C.bits == 6) return 6;
+  return C.bits <= 4 && C.table == Table::kNone ? 4 : 5;
 }
 
-// The dot products of four slabs, as one where an instruction set gains by that.
+// Of how many slabs an instruction set adds products before they are widened; 1: it has no such
+// sums.
 template <int BITS, typename O = Ops>
-EXO_INLINE typename O::Int dot_four(typename O::Int sum, const typename O::Bytes* weights,
-                                    const int8_t* sixteen) {
-  if constexpr (requires { O::template dot_four<BITS>(sum, weights, sixteen); }) {
-    return O::template dot_four<BITS>(sum, weights, sixteen);
+constexpr int slabs_at_once() {
+  if constexpr (requires { O::slabs_in_16_bits(BITS); }) {
+    return O::slabs_in_16_bits(BITS);
   } else {
-    for (int i = 0; i < 4; i++) {
-      sum = O::template dot<BITS>(sum, weights[i], sixteen + 4 * i);
-    }
-    return sum;
+    return 1;
   }
 }
+
+// The latency of a dot product is hidden by several sums a row where there are few rows.
+constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+// Integer sums of M rows over SLABS slabs, which come one after the other. Where products are not
+// added in 16 bits, S sums a row hide the latency of a dot product.
+template <int BITS, int M, int S, int SLABS, typename O = Ops>
+struct SlabSums {
+  static constexpr int kMost = slabs_at_once<BITS>(), kFew = kMost < SLABS ? kMost : SLABS;
+
+  typename O::Int total[M][S], few[M];
+
+  EXO_INLINE SlabSums() {
+    for (int m = 0; m < M; m++) {
+      for (int s = 0; s < S; s++) total[m][s] = O::zero_int();
+    }
+  }
+
+  // Slab `i`; row m has its four columns at four + m * stride.
+  EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride) {
+    for (int m = 0; m < M; m++, four += stride) {
+      if constexpr (kFew > 1) {
+        few[m] =
+            i % kFew == 0 ? O::products(weights, four) : O::add_products(few[m], weights, four);
+        if (i % kFew == kFew - 1) total[m][0] = O::add_few(total[m][0], few[m]);
+      } else {
+        total[m][i % S] = O::template dot<BITS>(total[m][i % S], weights, four);
+      }
+    }
+  }
+
+  // The float steps of a group: `at` is the first row's in the scales of x.
+  EXO_INLINE void finish_group(const QuantizedPart& x, int64_t at, int64_t groups,
+                               typename O::Float scale, typename O::Float offset,
+                               typename O::Float* y) const {
+    for (int m = 0; m < M; m++, at += groups) {
+      typename O::Int sum = total[m][0];
+      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[m][s]);
+      y[m] = O::add_group(y[m], scale, x.scales[at], sum, offset, x.sums[at]);
+    }
+  }
+};
 
 // Adds one group to M outputs, from the packed weights at `p`.
 template <Coding C, int M, bool FINE>
 EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
                                  int64_t row, int64_t g, Ops::Float* y) {
-  // The latency of a dot product is hidden by several sums a row when there are few rows.
-  constexpr int kSums = M == 1 ? 4 : M <= 3 ? 2 : 1;
-  const int64_t value = row * w.cols + g * w.group;
-  const int8_t* coarse = x.coarse.values + value;
-  const int8_t* fine = x.fine.values + value;
-  Ops::Int sum[M][kSums], fine_sum[M][kSums];
-  for (int m = 0; m < M; m++) {
-    for (int s = 0; s < kSums; s++) sum[m][s] = fine_sum[m][s] = Ops::zero_int();
-  }
-  for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits) {
+  SlabSums<weight_bits<C>(), M, sums_of_few(M), 8> coarse, fine;
+  int64_t at = row * w.cols + g * w.group;
+  for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, at += kUnitCols) {
     prefetch<M, C.bits>(p);
-    if constexpr (M > 1 && !FINE && weight_bits<C>() < 8) {
-      Ops::Bytes slabs[8];
-      decode_unit<C>(p, [&](int slab, Ops::Bytes weights)
-                            __attribute__((always_inline)) { slabs[slab] = weights; });
-      for (int m = 0; m < M; m++) {
-        const int8_t* columns = coarse + m * w.cols + u * kUnitCols;
-        sum[m][0] = dot_four<weight_bits<C>()>(sum[m][0], slabs, columns);
-        sum[m][0] = dot_four<weight_bits<C>()>(sum[m][0], slabs + 4, columns + 16);
-      }
-      continue;
-    }
     decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-      for (int m = 0; m < M; m++) {
-        const int64_t at = m * w.cols + u * kUnitCols + 4 * slab;
-        Ops::Int& s = sum[m][slab % kSums];
-        s = Ops::dot<weight_bits<C>()>(s, weights, coarse + at);
-        if constexpr (FINE) {
-          Ops::Int& f = fine_sum[m][slab % kSums];
-          f = Ops::dot<weight_bits<C>()>(f, weights, fine + at);
-        }
-      }
+      coarse.add(slab, weights, x.coarse.values + at + 4 * slab, w.cols);
+      if constexpr (FINE) fine.add(slab, weights, x.fine.values + at + 4 * slab, w.cols);
     });
   }
   prefetch<M, 1>(p);
   const Ops::Float scale = load_scales(p, w.dtype, 0), offset = load_scales(p, w.dtype, 1);
-  const int64_t groups = w.groups(), at = row * groups + g;
-  add_sums<M, kSums>(x.coarse, at, groups, scale, offset, sum, y);
-  if constexpr (FINE) add_sums<M, kSums>(x.fine, at, groups, scale, offset, fine_sum, y);
+  const int64_t groups = w.groups();
+  coarse.finish_group(x.coarse, row * groups + g, groups, scale, offset, y);
+  if constexpr (FINE) fine.finish_group(x.fine, row * groups + g, groups, scale, offset, y);
 }
 
 // One block for M rows, straight from the packed weights.
@@ -220,26 +223,28 @@ void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
   }
 }
 
-template <int BITS, int M>
+template <int BITS, int M, int SLABS>
 EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const QuantizedPart& x,
                                 int64_t row, int64_t g, Ops::Float* y) {
   const int8_t* a = x.values + row * w.cols + g * w.group;
   const uint8_t* slabs = panel.slabs + g * w.group * kBlockRows;
-  constexpr int kCols = 16;  // the smallest group
-  Ops::Int sum[M][1];
-  for (int m = 0; m < M; m++) sum[m][0] = Ops::zero_int();
-  for (int k = 0; k < w.group; k += kCols, slabs += kCols * kBlockRows, a += kCols) {
-    Ops::Bytes weights[kCols / 4];
-#pragma GCC unroll 4
-    for (int i = 0; i < kCols / 4; i++) weights[i] = Ops::load(slabs + 64 * i);
-    for (int m = 0; m < M; m++) {
-      sum[m][0] = dot_four<BITS>(sum[m][0], weights, a + m * w.cols);
-    }
+  SlabSums<BITS, M, 1, SLABS> sums;
+  for (int k = 0; k < w.group; k += 4 * SLABS, slabs += 64 * SLABS, a += 4 * SLABS) {
+#pragma GCC unroll 8
+    for (int i = 0; i < SLABS; i++) sums.add(i, Ops::load(slabs + 64 * i), a + 4 * i, w.cols);
   }
   const Ops::Float scale = Ops::from_f32(panel.scales + 32 * g);
   const Ops::Float offset = Ops::from_f32(panel.scales + 32 * g + 16);
-  const int64_t groups = w.groups();
-  add_sums<M, 1>(x, row * groups + g, groups, scale, offset, sum, y);
+  sums.finish_group(x, row * w.groups() + g, w.groups(), scale, offset, y);
+}
+
+template <int BITS, int M, int SLABS>
+EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
+                          const uint8_t* any_fine, int64_t row, Ops::Float* y) {
+  for (int64_t g = 0; g < w.groups(); g++) {
+    add_panel_group<BITS, M, SLABS>(w, panel, x.coarse, row, g, y);
+    if (any_fine[g]) add_panel_group<BITS, M, SLABS>(w, panel, x.fine, row, g, y);
+  }
 }
 
 template <int BITS, int M>
@@ -248,9 +253,12 @@ void block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& 
                       int64_t stride) {
   Ops::Float y[M];
   for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
-  for (int64_t g = 0; g < w.groups(); g++) {
-    add_panel_group<BITS, M>(w, panel, x.coarse, row, g, y);
-    if (any_fine[g]) add_panel_group<BITS, M>(w, panel, x.fine, row, g, y);
+  // Slabs of the smallest group, and what pays where groups are larger.
+  constexpr int kSmallest = 4, kSlabs = slabs_at_once<BITS>() > kSmallest ? 8 : kSmallest;
+  if (kSlabs > kSmallest && w.group % kUnitCols == 0) {
+    add_panel<BITS, M, kSlabs>(w, panel, x, any_fine, row, y);
+  } else {
+    add_panel<BITS, M, kSmallest>(w, panel, x, any_fine, row, y);
   }
   for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
 }

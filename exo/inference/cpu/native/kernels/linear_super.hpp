@@ -46,29 +46,15 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
                                int u, const QuantizedRows& x, int64_t row, int64_t s,
                                Ops::Float* y) {
   using Scales = SuperScales<C>;
-  constexpr int kParts = Scales::kGroupsInUnit, kSlabsInPart = 8 / kParts;
-  constexpr int kWanted = M == 1 ? 4 : M <= 3 ? 2 : 1;
-  constexpr int kSums = kWanted / kParts > 1 ? kWanted / kParts : 1;
+  constexpr int kParts = Scales::kGroupsInUnit, kSlabs = 8 / kParts;
+  constexpr int kSums = sums_of_few(M) / kParts > 1 ? sums_of_few(M) / kParts : 1;
+  SlabSums<weight_bits<C>(), M, kSums, kSlabs> coarse[kParts], fine[kParts];
   const int64_t value = row * w.cols + s * kSuperCols + u * kUnitCols;
-  const int8_t* coarse = x.coarse.values + value;
-  const int8_t* fine = x.fine.values + value;
-  Ops::Int sum[kParts][M][kSums], fine_sum[kParts][M][kSums];
-  for (int part = 0; part < kParts; part++) {
-    for (int m = 0; m < M; m++) {
-      for (int i = 0; i < kSums; i++) sum[part][m][i] = fine_sum[part][m][i] = Ops::zero_int();
-    }
-  }
   prefetch<M, C.bits>(p);
   decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-    for (int m = 0; m < M; m++) {
-      const int64_t at = m * w.cols + 4 * slab;
-      Ops::Int& total = sum[slab / kSlabsInPart][m][slab % kSums];
-      total = Ops::dot<weight_bits<C>()>(total, weights, coarse + at);
-      if constexpr (FINE) {
-        Ops::Int& left = fine_sum[slab / kSlabsInPart][m][slab % kSums];
-        left = Ops::dot<weight_bits<C>()>(left, weights, fine + at);
-      }
-    }
+    const int part = slab / kSlabs, i = slab % kSlabs;
+    coarse[part].add(i, weights, x.coarse.values + value + 4 * slab, w.cols);
+    if constexpr (FINE) fine[part].add(i, weights, x.fine.values + value + 4 * slab, w.cols);
   });
   const int64_t groups = w.groups();
   for (int part = 0; part < kParts; part++) {
@@ -76,10 +62,8 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
     const int64_t at = row * groups + s * Scales::kGroups + group;
     Ops::Float scale, offset;
     scales.of(group, scale, offset);
-    add_sums<M, kSums>(x.coarse, at, groups, scale, offset, sum[part], y);
-    if constexpr (FINE) {
-      add_sums<M, kSums>(x.fine, at, groups, scale, offset, fine_sum[part], y);
-    }
+    coarse[part].finish_group(x.coarse, at, groups, scale, offset, y);
+    if constexpr (FINE) fine[part].finish_group(x.fine, at, groups, scale, offset, y);
   }
 }
 

@@ -61,33 +61,26 @@ struct Ops {
   static constexpr int64_t kPackedRows = 64;
 #else
   static constexpr int kWeightBits = 0;
-  static constexpr int64_t kPackedRows = kMaxRows;  // a panel's dot products are cheaper
-  // Sums of 16 bits hold the products of four slabs of 4 or 5 bits, 4 * 2 * 31 * 127, or of two of
-  // 6 bits.
-  template <int BITS>
-  static EXO_INLINE Int dot_four(Int sum, const Bytes* weights, const int8_t* sixteen) {
+  static constexpr int64_t kPackedRows = 32;  // beyond, a panel's dot products are cheaper
+  // A slab's products are at most 2 * (2^BITS - 1) * 127 in each 16 bits.
+  static constexpr int slabs_in_16_bits(int bits) {
+    return bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+  }
+  static EXO_INLINE Int products(Bytes weights, const int8_t* four) {
+    const __m256i a = same(four);
+    return {_mm256_maddubs_epi16(weights.v[0], a), _mm256_maddubs_epi16(weights.v[1], a)};
+  }
+  static EXO_INLINE Int add_products(Int few, Bytes weights, const int8_t* four) {
+    const Int more = products(weights, four);
+    few = {_mm256_add_epi16(few.v[0], more.v[0]), _mm256_add_epi16(few.v[1], more.v[1])};
+    // Now: GCC would make a tree of all sums, and run out of registers.
+    asm("" : "+x"(few.v[0]), "+x"(few.v[1]));
+    return few;
+  }
+  static EXO_INLINE Int add_few(Int sum, Int few) {
     const __m256i ones = _mm256_set1_epi16(1);
-    for (int h = 0; h < 2; h++) {
-      if constexpr (BITS > 6) {
-        for (int i = 0; i < 4; i++) {
-          sum.v[h] = dot8<BITS>(sum.v[h], weights[i].v[h], same(sixteen + 4 * i));
-        }
-        continue;
-      }
-      __m256i pairs[4];
-      for (int i = 0; i < 4; i++) {
-        pairs[i] = _mm256_maddubs_epi16(weights[i].v[h], same(sixteen + 4 * i));
-      }
-      __m256i first = _mm256_add_epi16(pairs[0], pairs[1]);
-      const __m256i second = _mm256_add_epi16(pairs[2], pairs[3]);
-      if constexpr (BITS <= 5) {
-        first = _mm256_add_epi16(first, second);
-      } else {
-        sum.v[h] = _mm256_add_epi32(sum.v[h], _mm256_madd_epi16(second, ones));
-      }
-      sum.v[h] = _mm256_add_epi32(sum.v[h], _mm256_madd_epi16(first, ones));
-    }
-    return sum;
+    return {_mm256_add_epi32(sum.v[0], _mm256_madd_epi16(few.v[0], ones)),
+            _mm256_add_epi32(sum.v[1], _mm256_madd_epi16(few.v[1], ones))};
   }
 #endif
 
