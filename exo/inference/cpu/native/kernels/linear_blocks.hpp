@@ -10,6 +10,8 @@
 // have.
 #pragma once
 
+#include <type_traits>
+
 #include "vector.hpp"
 
 namespace exo::EXO_ISA {
@@ -121,6 +123,18 @@ constexpr int slabs_at_once() {
   }
 }
 
+// Where products are added in 16 bits, those of 8-bit weights are their low halves', then 16 times
+// their high halves': two passes over the slabs.
+template <int BITS>
+constexpr int passes() {
+  return BITS == 8 && slabs_at_once<4>() > 1 ? 2 : 1;
+}
+template <int BITS, typename Use>
+EXO_INLINE void for_passes(const Use& use) {
+  use(std::integral_constant<int, 0>{});
+  if constexpr (passes<BITS>() == 2) use(std::integral_constant<int, 1>{});
+}
+
 // The latency of a dot product is hidden by several sums a row where there are few rows.
 constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
@@ -128,25 +142,33 @@ constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; 
 // added in 16 bits, S sums a row hide the latency of a dot product.
 template <int BITS, int M, int S, int SLABS, typename O = Ops>
 struct SlabSums {
-  static constexpr int kMost = slabs_at_once<BITS>(), kFew = kMost < SLABS ? kMost : SLABS;
+  static constexpr int kPasses = passes<BITS>(), kBits = kPasses == 2 ? 4 : BITS;
+  static constexpr int kMost = slabs_at_once<kBits>(), kFew = kMost < SLABS ? kMost : SLABS;
 
-  typename O::Int total[M][S], few[M];
+  typename O::Int total[kPasses][M][S], few[M];
 
   EXO_INLINE SlabSums() {
-    for (int m = 0; m < M; m++) {
-      for (int s = 0; s < S; s++) total[m][s] = O::zero_int();
+    for (auto& pass : total) {
+      for (auto& row : pass) {
+        for (auto& sum : row) sum = O::zero_int();
+      }
     }
   }
 
   // Slab `i`; row m has its four columns at four + m * stride.
+  template <int PASS>
   EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride) {
+    if constexpr (kPasses == 2) {
+      weights = O::and_mask(PASS == 0 ? weights : O::shift_right(weights, 4), 15);
+    }
     for (int m = 0; m < M; m++, four += stride) {
+      auto& sums = total[PASS][m];
       if constexpr (kFew > 1) {
         few[m] =
             i % kFew == 0 ? O::products(weights, four) : O::add_products(few[m], weights, four);
-        if (i % kFew == kFew - 1) total[m][0] = O::add_few(total[m][0], few[m]);
+        if (i % kFew == kFew - 1) sums[0] = O::add_few(sums[0], few[m]);
       } else {
-        total[m][i % S] = O::template dot<BITS>(total[m][i % S], weights, four);
+        sums[i % S] = O::template dot<BITS>(sums[i % S], weights, four);
       }
     }
   }
@@ -156,8 +178,9 @@ struct SlabSums {
                                typename O::Float scale, typename O::Float offset,
                                typename O::Float* y) const {
     for (int m = 0; m < M; m++, at += groups) {
-      typename O::Int sum = total[m][0];
-      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[m][s]);
+      typename O::Int sum = total[0][m][0];
+      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[0][m][s]);
+      if constexpr (kPasses == 2) sum = O::add_sixteenfold(sum, total[1][m][0]);
       y[m] = O::add_group(y[m], scale, x.scales[at], sum, offset, x.sums[at]);
     }
   }
@@ -167,13 +190,17 @@ struct SlabSums {
 template <Coding C, int M, bool FINE>
 EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
                                  int64_t row, int64_t g, Ops::Float* y) {
-  SlabSums<weight_bits<C>(), M, sums_of_few(M), 8> coarse, fine;
+  constexpr int BITS = weight_bits<C>();
+  SlabSums<BITS, M, sums_of_few(M), 8> coarse, fine;
   int64_t at = row * w.cols + g * w.group;
   for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, at += kUnitCols) {
     prefetch<M, C.bits>(p);
-    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-      coarse.add(slab, weights, x.coarse.values + at + 4 * slab, w.cols);
-      if constexpr (FINE) fine.add(slab, weights, x.fine.values + at + 4 * slab, w.cols);
+    for_passes<BITS>([&](auto pass) __attribute__((always_inline)) {
+      decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+        const int64_t four = at + 4 * slab;
+        coarse.template add<pass>(slab, weights, x.coarse.values + four, w.cols);
+        if constexpr (FINE) fine.template add<pass>(slab, weights, x.fine.values + four, w.cols);
+      });
     });
   }
   prefetch<M, 1>(p);
@@ -230,8 +257,12 @@ EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const Quant
   const uint8_t* slabs = panel.slabs + g * w.group * kBlockRows;
   SlabSums<BITS, M, 1, SLABS> sums;
   for (int k = 0; k < w.group; k += 4 * SLABS, slabs += 64 * SLABS, a += 4 * SLABS) {
+    for_passes<BITS>([&](auto pass) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int i = 0; i < SLABS; i++) sums.add(i, Ops::load(slabs + 64 * i), a + 4 * i, w.cols);
+      for (int i = 0; i < SLABS; i++) {
+        sums.template add<pass>(i, Ops::load(slabs + 64 * i), a + 4 * i, w.cols);
+      }
+    });
   }
   const Ops::Float scale = Ops::from_f32(panel.scales + 32 * g);
   const Ops::Float offset = Ops::from_f32(panel.scales + 32 * g + 16);
@@ -254,7 +285,7 @@ void block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& 
   Ops::Float y[M];
   for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
   // Slabs of the smallest group, and what pays where groups are larger.
-  constexpr int kSmallest = 4, kSlabs = slabs_at_once<BITS>() > kSmallest ? 8 : kSmallest;
+  constexpr int kSmallest = 4, kSlabs = SlabSums<BITS, M, 1, 8>::kMost > kSmallest ? 8 : kSmallest;
   if (kSlabs > kSmallest && w.group % kUnitCols == 0) {
     add_panel<BITS, M, kSlabs>(w, panel, x, any_fine, row, y);
   } else {

@@ -51,10 +51,13 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
   SlabSums<weight_bits<C>(), M, kSums, kSlabs> coarse[kParts], fine[kParts];
   const int64_t value = row * w.cols + s * kSuperCols + u * kUnitCols;
   prefetch<M, C.bits>(p);
-  decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-    const int part = slab / kSlabs, i = slab % kSlabs;
-    coarse[part].add(i, weights, x.coarse.values + value + 4 * slab, w.cols);
-    if constexpr (FINE) fine[part].add(i, weights, x.fine.values + value + 4 * slab, w.cols);
+  for_passes<weight_bits<C>()>([&](auto pass) __attribute__((always_inline)) {
+    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+      const int part = slab / kSlabs, i = slab % kSlabs;
+      const int64_t four = value + 4 * slab;
+      coarse[part].template add<pass>(i, weights, x.coarse.values + four, w.cols);
+      if constexpr (FINE) fine[part].template add<pass>(i, weights, x.fine.values + four, w.cols);
+    });
   });
   const int64_t groups = w.groups();
   for (int part = 0; part < kParts; part++) {

@@ -63,9 +63,7 @@ struct Ops {
   static constexpr int kWeightBits = 0;
   static constexpr int64_t kPackedRows = 32;  // beyond, a panel's dot products are cheaper
   // A slab's products are at most 2 * (2^BITS - 1) * 127 in each 16 bits.
-  static constexpr int slabs_in_16_bits(int bits) {
-    return bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
-  }
+  static constexpr int slabs_in_16_bits(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : 2; }
   static EXO_INLINE Int products(Bytes weights, const int8_t* four) {
     const __m256i a = same(four);
     return {_mm256_maddubs_epi16(weights.v[0], a), _mm256_maddubs_epi16(weights.v[1], a)};
@@ -76,6 +74,10 @@ struct Ops {
     // Now: GCC would make a tree of all sums, and run out of registers.
     asm("" : "+x"(few.v[0]), "+x"(few.v[1]));
     return few;
+  }
+  static EXO_INLINE Int add_sixteenfold(Int a, Int b) {
+    return {_mm256_add_epi32(a.v[0], _mm256_slli_epi32(b.v[0], 4)),
+            _mm256_add_epi32(a.v[1], _mm256_slli_epi32(b.v[1], 4))};
   }
   static EXO_INLINE Int add_few(Int sum, Int few) {
     const __m256i ones = _mm256_set1_epi16(1);
