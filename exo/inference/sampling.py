@@ -61,17 +61,20 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Asks for no token but for the prompt's final hidden states, their mean or the last."""
 
     @property
+    def changes_logits(self) -> bool:
+        """Something of what was said before, or of single tokens, counts."""
+        return bool(
+            self.logit_bias
+            or self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.min_tokens
+        )
+
+    @property
     def is_plain_greedy(self) -> bool:
         """Nothing but the likeliest token is asked for."""
-        return (
-            self.temperature == 0
-            and not self.logprobs
-            and not self.logit_bias
-            and self.repetition_penalty == 1
-            and self.presence_penalty == 0
-            and self.frequency_penalty == 0
-            and not self.min_tokens
-        )
+        return self.temperature == 0 and not self.logprobs and not self.changes_logits
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -137,8 +140,11 @@ def sample(
         raise EngineFailed("the model's logits are not finite: its weights or a kernel are damaged")
     if params.is_plain_greedy and (allowed is None or _may(likeliest, allowed)):
         return SampledToken(likeliest)
-    scores = _penalized(raw, params, history, prompt_length)
+    scores = raw
+    if params.changes_logits:
+        scores = _penalized(raw, params, history, prompt_length)
     if allowed is not None:
+        scores = raw.copy() if scores is raw else scores
         known = min(len(allowed), len(scores))
         np.copyto(scores[:known], -np.inf, where=~allowed[:known])
         scores[known:] = -np.inf
@@ -187,18 +193,27 @@ _CUTS = (1e-3, 1e-6, 0.0)
 of a vocabulary takes longer than to compute the logits of a small model."""
 
 
+LEAST_TEMPERATURE = 1e-30
+"""For float32; below it the likeliest token is chosen in any case."""
+
+
 def _draw(scores: npt.NDArray[np.float32], params: SamplingParams, position: int) -> int:
     """Inverse transform sampling over the tokens that survive the filters, likeliest first."""
-    scaled = scores.astype(np.float64) / params.temperature
-    weights = np.exp(scaled - scaled.max())
-    total = float(weights.sum())
+    peak = scores.max()
+    # Of all tokens in float32, 2e-6 of each at most, of those that may be drawn in float64: that of
+    # a whole vocabulary took longer than the kernels of a small model.
+    rough = scores - peak
+    rough /= np.float32(max(params.temperature, LEAST_TEMPERATURE))
+    np.exp(rough, out=rough)
+    total = float(rough.sum(dtype=np.float64))
     # A counter-based generator: the draw depends on (seed, position) and on nothing before it.
     uniform = np.random.Generator(np.random.Philox(key=params.seed, counter=position)).random()
     for cut in _CUTS:
-        order = np.flatnonzero(weights >= cut)
+        order = np.flatnonzero(rough >= cut)
         order = order[np.argsort(-scores[order], kind="stable")]
-        cumulative = np.cumsum(weights[order])
-        kept = _survivors(weights[order], cumulative, total, params, is_all=cut == 0)
+        weights = np.exp((scores[order].astype(np.float64) - peak) / params.temperature)
+        cumulative = np.cumsum(weights)
+        kept = _survivors(weights, cumulative, total, params, is_all=cut == 0)
         # Where the filters keep tokens beyond the cut, the draw may still fall before it.
         reach = uniform * (total if kept is None else float(cumulative[kept - 1]))
         if kept is None and (params.top_p < 1 or params.min_p > 0 or cumulative[-1] <= reach):

@@ -18,6 +18,28 @@ def test_temperature_zero_is_greedy() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 50))
+def test_a_draw_is_that_of_the_whole_vocabulary_sorted(seed: int, position: int) -> None:
+    """What is left out, and float32, are for speed alone."""
+    rng = np.random.default_rng(seed % 1000)
+    logits = (rng.standard_normal(20000) * rng.uniform(0.5, 6)).astype(np.float32)
+    for temperature, top_p in ((1.0, 1.0), (0.7, 0.9), (1.9, 0.99), (1e-50, 1.0)):
+        params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+        order = np.argsort(-logits, kind="stable")
+        weights = np.exp((logits[order].astype(np.float64) - logits.max()) / temperature)
+        sums = np.cumsum(weights)
+        kept = int(np.searchsorted(sums, top_p * sums[-1])) + 1 if top_p < 1 else len(sums)
+        uniform = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
+        index = int(np.searchsorted(sums, uniform * sums[kept - 1], side="right"))
+        found = sample(logits, params, [0] * position, position).token_id
+        # A millionth to either side may be another token.
+        low, high = (
+            int(order[min(np.searchsorted(sums, uniform * sums[kept - 1] * by), kept - 1)])
+            for by in (1 - 1e-6, 1 + 1e-6)
+        )
+        assert found in {int(order[min(index, kept - 1)]), low, high}
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 50))
 def test_the_same_seed_and_position_give_the_same_token(seed: int, position: int) -> None:
     params = SamplingParams(seed=seed)
     history = list(range(position))
