@@ -12,8 +12,9 @@ RING_PREFILL_CHUNK = 32
 """The same where the plan has several members, who work on different chunks at once: a prompt of n
 chunks keeps m members busy n / (n + m - 1) of the time."""
 
-MIN_CHUNK = 16
-"""Fewer tokens waste what is read of weights."""
+MIN_CHUNK = 8
+"""Fewer tokens waste what is read of weights. With 16 the pauses of a small model's stream were a
+third longer."""
 
 MAX_CHUNK = 512
 
