@@ -26,9 +26,10 @@ interface each time."""
 MOST_KNOWN = 256
 """Datagrams that are remembered with what they mean."""
 
-CROWD_S, SELDOM = 8, 3
-"""So many announcements a second, of all nodes together, are enough: in a crowd each says it is
-there less often, up to so many times. (Who is new says so at once, and who hears it connects.)"""
+CROWD, SELDOM = 8, 3
+"""Where more nodes than so many are heard each says it is there less often, so that all together
+say it as often; up to so many times, as routes are forgotten. (Who is new says so at once, and who
+hears it connects.)"""
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,13 @@ class UDPDiscovery(Discovery):
     async def _announce_forever(self) -> None:
         while True:
             self._announce(leaving=False)
-            crowd = len(self._others) * self._interval_s / CROWD_S
-            self._others.clear()
-            await asyncio.sleep(self._interval_s * min(max(crowd, 1.0), SELDOM))
+            await asyncio.sleep(self.pause_s())
+
+    def pause_s(self) -> float:
+        """Until the next announcement, by how many were heard since this was asked last."""
+        crowd = len(self._others) / CROWD
+        self._others.clear()
+        return self._interval_s * min(max(crowd, 1.0), SELDOM)
 
     def _announce(self, *, leaving: bool) -> None:
         datagram = Announcement(

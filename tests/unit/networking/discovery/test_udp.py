@@ -96,6 +96,24 @@ async def test_two_nodes_on_one_machine_hear_each_other_and_the_goodbye() -> Non
     await a.stop()
 
 
+def test_in_a_crowd_each_says_less_often_that_it_is_there() -> None:
+    discovery = loopback_discovery("a", 1)
+    heard = Heard()
+
+    def pause_s(nodes: int) -> float:
+        for i in range(nodes):
+            for _ in range(2):
+                found = Announcement("c", f"n{i}", f"n{i}-1", 2000 + i)
+                discovery.received(heard, found.encode(), "127.0.0.1")
+        return discovery.pause_s()
+
+    assert pause_s(0) == pause_s(7) == 0.05
+    assert pause_s(16) == pytest.approx(0.1)
+    assert pause_s(200) == pytest.approx(0.15)
+    assert pause_s(0) == 0.05
+    assert len(heard.routes) == 200
+
+
 async def test_other_clusters_noise_and_giants_are_counted_and_ignored() -> None:
     port = free_port()
     a, other = loopback_discovery("a", port), loopback_discovery("b", port, cluster="elsewhere")
