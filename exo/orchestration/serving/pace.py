@@ -12,9 +12,13 @@ RING_PREFILL_CHUNK = 32
 """The same where the plan has several members, who work on different chunks at once: a prompt of n
 chunks keeps m members busy n / (n + m - 1) of the time."""
 
+ALONE_CHUNK = 32
+"""So many tokens at least while nobody decodes: with fewer what a step takes in any case, as over a
+slow link, is more of each token's time, which would ask for fewer still."""
+
 MIN_CHUNK = 8
-"""Fewer tokens waste what is read of weights. With 16 the pauses of a small model's stream were a
-third longer."""
+"""The same beside who decodes; fewer waste what is read of weights. With 16 the pauses of a small
+model's stream were a third longer."""
 
 MAX_CHUNK = 512
 
@@ -148,4 +152,4 @@ class Pace:
             seconds = min(CHUNK_STEPS * step, CHUNK_S)
         tokens = int(seconds / self._prompt_token_s) // MIN_CHUNK * MIN_CHUNK
         largest = MAX_CHUNK if self._members == 1 else self.usual_chunk
-        return min(max(tokens, MIN_CHUNK), largest)
+        return min(max(tokens, MIN_CHUNK if decoding else ALONE_CHUNK), largest)
