@@ -5,7 +5,10 @@
 // message {id, parent, role, content, thoughts?, calls?, call?, stopped?, stats?}: `calls` {id, name,
 // arguments} of tools are an answer's, `call` is the id of the one whose result a message is.
 
+import { t } from "./words.js";
+
 const DATABASE = "tinychat";
+const SAVE_DEADLINE_MS = 2000;
 const STORE = "conversations";
 const EARLIER = "tinychat.conversation"; // one conversation, in localStorage
 const FORMAT = "tinychat-conversations-1";
@@ -33,7 +36,13 @@ async function within(mode, act) {
   }
 }
 
-export const save = (conversation) => within("readwrite", (store) => store.put(conversation));
+// A question waits for it, and a browser's database may not answer.
+export function save(conversation) {
+  const late = new Promise((_, reject) => {
+    setTimeout(reject, SAVE_DEADLINE_MS, new Error(t("the browser's database does not answer")));
+  });
+  return Promise.race([within("readwrite", (store) => store.put(conversation)), late]);
+}
 export const remove = (id) => within("readwrite", (store) => store.delete(id));
 
 // The newest first.

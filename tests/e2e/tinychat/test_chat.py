@@ -89,6 +89,13 @@ async def test_a_conversation_that_cannot_be_kept_is_answered_all_the_same(page:
     await expect(page.locator("#said")).to_contain_text("the disk is full")
 
 
+async def test_a_database_that_does_not_answer_delays_a_question_and_no_more(page: Page) -> None:
+    await page.evaluate("""() => { IDBFactory.prototype.open = () => ({}); }""")
+    await ask(page, "hello")
+    await expect(page.locator("#said")).to_contain_text("does not answer", timeout=10_000)
+    await answered(page)
+
+
 async def test_a_draft_is_counted(page: Page) -> None:
     await page.fill("#input", "hello")
     await expect(page.locator("#draft")).to_have_text(re.compile(r"\d+ of [\d,]+ tokens"))
