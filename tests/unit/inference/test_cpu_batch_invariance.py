@@ -109,6 +109,25 @@ def test_logits_are_the_same_bits_in_every_schedule(
         native.choose_isa("")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_same_bits_on_every_instruction_set(
+    kind: str, folders: dict[str, Path]
+) -> None:
+    tokens = np.random.default_rng(0).integers(0, zoo.VOCABULARY, 310).astype(np.int32)
+    schedule = [[(0, 0, 300)], *([(0, at, at + 1)] for at in range(300, 310))]
+    try:
+        for precise, kv_bits in ((False, 16), (True, 16), (False, 8)):
+            model = model_of(folders[kind], precise, kv_bits)
+            native.choose_isa("portable")
+            portable = run(model, [tokens], schedule)
+            for isa in native.isas():
+                native.choose_isa(isa)
+                for place, logits in run(model, [tokens], schedule).items():
+                    assert np.array_equal(logits, portable[place]), (isa, place)
+    finally:
+        native.choose_isa("")
+
+
 @pytest.mark.parametrize("kv_bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_taken_over_has_the_same_bits(

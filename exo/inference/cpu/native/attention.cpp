@@ -1,10 +1,10 @@
 // A layer's attention: positions, the KV cache, softmax over chunks of keys.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "model.hpp"
 #include "rows.hpp"
+#include "same_math.hpp"
 
 namespace exo {
 
@@ -64,7 +64,7 @@ void Model::attention(const Layer& layer, int index) {
     float scale = spec_.attention_scale;
     if (layer.query_growth != 0.f) {
       const float spans = static_cast<float>(row.position / layer.query_span);
-      scale *= 1.f + layer.query_growth * std::log1p(spans);
+      scale *= 1.f + layer.query_growth * static_cast<float>(same::log1p(spans));
     }
     for (int64_t d = 0; d < q_width; d++) q[d] *= scale;
     if (!layer.k) return;  // another layer's are read

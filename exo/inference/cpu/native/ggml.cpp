@@ -488,7 +488,7 @@ std::shared_ptr<Matrix> pack(const uint8_t* data, int64_t rows, int64_t cols) {
     m->group = kUnitCols;
     m->dtype = Format::kDType;
   }
-  m->data = Buffer(m->blocks() * m->block_bytes());
+  m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
     if constexpr (IsSuper<Format>::value) {
       pack_super_block<Format>(*m, data, i);

@@ -1,11 +1,13 @@
 // A reduced kernel test without Python, for sanitizers and for processors that are only emulated:
-// every instruction set this processor has, on shapes with ragged ends, against plain loops.
+// every instruction set this processor has, on shapes with ragged ends, against plain loops. Prints
+// a digest of all that was computed, which is the same for every instruction set and processor.
 //
 // usage: kernel_check; exits with 1 and says what differed.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -32,11 +34,25 @@ std::vector<uint8_t> random_bytes(size_t count) {
   return bytes;
 }
 
+// About normal, and the same on every machine: the library's distributions need not be.
 std::vector<float> random_floats(size_t count, float size = 1.f) {
-  std::normal_distribution<float> normal(0.f, size);
   std::vector<float> values(count);
-  for (auto& value : values) value = normal(generator);
+  for (auto& value : values) {
+    float sum = -2.f;
+    for (int i = 0; i < 4; i++) sum += static_cast<float>(generator() >> 16) * 0x1p-16f;
+    value = sum * 1.7320508f * size;
+  }
   return values;
+}
+
+uint64_t digest;  // FNV-1a, 64 bits
+
+void add_to_digest(const std::vector<float>& values) {
+  for (const float value : values) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    for (int i = 0; i < 32; i += 8) digest = (digest ^ (bits >> i & 255)) * 0x100000001b3;
+  }
 }
 
 const uint8_t* as_bytes(const std::vector<float>& values) {
@@ -72,6 +88,8 @@ void check_linear(const MatrixPtr& w, const std::string& what) {
   const int64_t rows = w->rows, cols = w->cols, many = 67;  // more than are packed
   const auto x = random_floats(static_cast<size_t>(many * cols));
   const auto bytes = apply(*w, x, many, false), floats = apply(*w, x, many, true);
+  add_to_digest(bytes);
+  add_to_digest(floats);
   std::vector<float> row(static_cast<size_t>(cols));
   double error = 0, size = 0, float_error = 0;
   for (int64_t n = 0; n < rows; n++) {
@@ -148,7 +166,7 @@ Model random_model(int kv_bits, int head_dim) {
   spec.experts_per_token = 2, spec.cache_limit_bytes = 1 << 26;
   Model model(spec);
   Rope rope;
-  for (int i = 0; i < 10; i++) rope.frequencies.push_back(std::pow(100.f, -0.1f * i));
+  for (int i = 0; i < 10; i++) rope.frequencies.push_back(1.f / static_cast<float>(1 + i * i));
   model.ropes = {rope};
   for (int i = 0; i < 2; i++) {
     Layer layer;
@@ -191,6 +209,7 @@ void check_model(int kv_bits, int head_dim) {
     model.forward({{"pieces", at, 60, true}, {"other", at == 0 ? 0 : 2, 3, true}}, both.data(),
                   nullptr, piece.data());
   }
+  add_to_digest(whole);
   expect(std::equal(whole.begin(), whole.end(), piece.begin()), "a model's batch invariance");
   for (const float logit : whole) expect(std::isfinite(logit), "finite logits");
   try {
@@ -233,6 +252,7 @@ void check_recurrent_kernels() {
                        0.9f, 0.5f, out.data() + t * rows});
     }
     k.recur(state.data(), steps.data(), tokens, keys, rows, delta);
+    add_to_digest(out);
     for (int t = 0; t < tokens; t++) {
       for (int r = 0; r < rows; r++) {
         double recalled = 0, sum = 0;
@@ -259,10 +279,49 @@ void check_layer_norm() {
     std::vector<float> out(x);
     kernels().layer_norm(out.data(), weight.data(), shifts ? bias.data() : nullptr, out.data(),
                          cols, 1e-5f);
+    add_to_digest(out);
     for (int c = 0; c < cols; c++) {
       const double expected =
           (x[c] - mean) / std::sqrt(variance + 1e-5) * weight[c] + (shifts ? bias[c] : 0.);
       expect(std::fabs(out[c] - expected) < 1e-4, "layer norm");
+    }
+  }
+}
+
+// One rounding, also where two would differ: next to the middle of two floats, and below the normal
+// ones.
+void check_fused_steps() {
+  for (const float scale : {1.f + 0x1p-12f, 1.f - 0x1p-23f, 0x1p-24f, -0x1.8p-24f, 0x1.2p-130f}) {
+    const auto x = random_floats(4096);
+    auto y = random_floats(4096);
+    for (size_t i = 0; i < y.size(); i++) {
+      const float step = std::ldexp(1.f, static_cast<int>(generator() % 40) - 30);
+      y[i] = i % 2 == 0 ? y[i] * step : std::floor(y[i] * 8.f) * step;
+    }
+    for (const float size : {1.f, 0x1p-126f}) {
+      std::vector<float> sum(x);
+      for (float& value : sum) value *= size;
+      std::vector<float> expected(sum), terms(y);
+      if (size < 1.f) {
+        for (float& term : terms) term *= 0x1p-100f;
+      }
+      for (size_t i = 0; i < sum.size(); i++) expected[i] = std::fma(terms[i], scale, sum[i]);
+      kernels().add_scaled(sum.data(), terms.data(), scale, 4096);
+      expect(std::memcmp(sum.data(), expected.data(), sum.size() * 4) == 0, "a fused step");
+    }
+  }
+}
+
+void check_activations() {
+  const auto up = random_floats(75);
+  for (const auto activation :
+       {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kClampedSwiglu,
+        Activation::kSigmoid, Activation::kRelu2}) {
+    for (const float* linear : {up.data(), static_cast<const float*>(nullptr)}) {
+      auto gate = random_floats(75, 5.f);
+      kernels().gate(activation, gate.data(), linear, 75);
+      for (const float value : gate) expect(std::isfinite(value), "an activation");
+      add_to_digest(gate);
     }
   }
 }
@@ -357,6 +416,7 @@ void check_recurrent_model() {
     const bool ends = at + 40 == length;
     model.forward({{"pieces", at, 40, ends, at == 0}}, tokens.data() + at, nullptr, piece.data());
   }
+  add_to_digest(whole);
   expect(std::equal(whole.begin(), whole.end(), piece.begin()), "a recurrent batch invariance");
   model.take_over("again", "pieces", 40);  // from the moment that was kept
   model.forward({{"again", 40, 80, true}}, tokens.data() + 40, nullptr, piece.data());
@@ -385,6 +445,12 @@ void check_formats() {
   for (const GgmlFormat& format : exo::ggml_formats()) {
     check_linear(random_ggml(format, 37, 256), format.name);
   }
+  // Sums of several parts.
+  check_linear(random_affine(18, 256, 8, 32), "8 parts");
+  check_linear(random_dense(18, 72), "8 parts, dense");
+  for (const GgmlFormat& format : exo::ggml_formats()) {
+    if (std::string(format.name) == "Q4_K") check_linear(random_ggml(format, 18, 1024), "4 parts");
+  }
 }
 
 }  // namespace
@@ -399,6 +465,8 @@ int main() {
   }
   for (const std::string& isa : exo::runnable_kernels()) {
     exo::choose_kernels(isa);
+    generator.seed(1);
+    digest = 0xcbf29ce484222325;
     for (const int threads : {1, 3}) {
       exo::thread_pool().set_threads(threads);
       if (threads > 1) check_formats();  // how they are split matters, and an emulator is slow
@@ -406,9 +474,11 @@ int main() {
       if (threads > 1) check_model(8, 72);  // a group, and a part of one
       check_recurrent_kernels();
       check_layer_norm();
+      check_activations();
+      check_fused_steps();
       check_recurrent_model();
     }
-    std::printf("%s: right\n", isa.c_str());
+    std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(digest));
   }
   return 0;
 }

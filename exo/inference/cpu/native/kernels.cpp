@@ -130,7 +130,7 @@ const Isa kIsas[] = {
     {"i8mm", has_i8mm, true},
     {"neon", has_dot_product, true},
 #endif
-    {"portable", always, true},
+    {"portable", always, true},   {"wide", always, true},
 };
 
 struct Choice {

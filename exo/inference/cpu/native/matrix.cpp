@@ -172,6 +172,12 @@ float to_float(const void* values, DType dtype, int64_t index) {
   return value;
 }
 
+void Matrix::allocate() {
+  const int64_t step = is_super ? kSuperCols : group > 0 ? group : 1;
+  while (parts < kMostParts && cols % (2 * parts * step) == 0) parts *= 2;
+  data = Buffer(blocks() * block_bytes());
+}
+
 const uint8_t* Matrix::unit(const uint8_t* block, int64_t column) const {
   if (!is_super) {
     return block + column / group * group_bytes() + column % group / kUnitCols * kLine * bits;
@@ -243,7 +249,7 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->bits = bits, m->group = group, m->dtype = source.dtype;
   m->table = coding.table;
-  m->data = Buffer(m->blocks() * m->block_bytes());
+  m->allocate();
   with_bits(bits, [&](auto constant) {
     thread_pool().run(m->blocks(),
                       [&](int64_t i) { pack_affine_block<constant.value>(*m, source, i); });
@@ -256,7 +262,7 @@ std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t r
               "cannot pack these weights", rows, cols, 0, 0);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->dtype = dtype;
-  m->data = Buffer(m->blocks() * m->block_bytes());
+  m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
     dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, values, i)
                              : pack_dense_block<uint16_t>(*m, values, i);
@@ -271,7 +277,7 @@ std::shared_ptr<Matrix> pack_float4(const uint8_t* values, const uint8_t* scales
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->dtype = DType::kFloat4, m->group = kFloat4Cols;
   m->scale = scale;
-  m->data = Buffer(m->blocks() * m->block_bytes());
+  m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
     uint8_t* group = m->data.data() + i * m->block_bytes();
     const int64_t count = std::min<int64_t>(kBlockRows, rows - i * kBlockRows);
@@ -293,7 +299,7 @@ std::shared_ptr<Matrix> pack_float8(const uint8_t* values, const float* scales, 
   check_shape(rows > 0 && cols > 0 && group > 0, "cannot pack these weights", rows, cols, 8, group);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->dtype = DType::kFloat8, m->group = group;
-  m->data = Buffer(m->blocks() * m->block_bytes());
+  m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
     pack_dense_block<uint8_t>(*m, values, i);
     float* block =

@@ -14,6 +14,7 @@ namespace exo {
 inline constexpr int kBlockRows = 16;  // output features interleaved, one lane each
 inline constexpr int kUnitCols = 32;   // input features decoded together
 inline constexpr int kSuperCols = 256;
+inline constexpr int kMostParts = 8;
 inline constexpr int kSuperHeader = 320;  // bytes; whole lines, so that what follows is aligned
 
 // kFloat8: E4M3 of the OCP 8-bit Floating Point Specification, without its NaN. kFloat4: E2M1 of
@@ -241,6 +242,10 @@ constexpr SuperForm super_form(Coding coding) {
 // Of kFloat4 a block is groups of 16 columns; a group is 8 lines of 16 bytes, byte r of line j
 // holding columns 2j (its low half) and 2j + 1 of row r, then 16 E4M3 scales. w = (scale * `scale`)
 // * value.
+//
+// A row's sum is that of equal parts of its columns, 8, 4 or 2 where their bounds are also bounds
+// of what shares a scale, added as a binary tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). So
+// whoever holds a half or a quarter of the columns can compute a term of the same sum.
 struct Matrix {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -250,8 +255,12 @@ struct Matrix {
   bool is_super = false;
   DType dtype = DType::kFloat32;  // of the scales and offsets, or of dense values
   float scale = 1.f;              // of all values of kFloat4
-  std::vector<float> bias;        // [blocks * 16], or empty
+  int parts = 1;
+  std::vector<float> bias;  // [blocks * 16], or empty
   Buffer data;
+
+  // Memory for all blocks, once the rest is said.
+  void allocate();
 
   bool is_quantized() const { return bits != 0; }
   Coding coding() const { return {bits, table}; }

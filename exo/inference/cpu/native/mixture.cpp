@@ -8,6 +8,7 @@
 
 #include "model.hpp"
 #include "rows.hpp"
+#include "same_math.hpp"
 
 namespace exo {
 
@@ -44,10 +45,10 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
   if (spec.routing == Routing::kSoftmaxThenTop || spec.routing == Routing::kSoftmaxThenTopSummed1) {
     const float best = *std::max_element(weight.begin(), weight.end());
     float total = 0;
-    for (float& w : weight) total += w = std::exp(w - best);
+    for (float& w : weight) total += w = same::exp(w - best);
     for (float& w : weight) w /= total;
   } else if (spec.routing != Routing::kTopThenSoftmax) {
-    for (float& w : weight) w = 1.f / (1.f + std::exp(-w));
+    for (float& w : weight) w = same::sigmoid(w);
   }
   std::vector<float> score(weight);
   for (size_t e = 0; e < bias.size(); e++) score[e] += bias[e];
@@ -62,7 +63,7 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
   float total = 0;
   for (size_t t = 0; t < choice.size(); t++) {
     const float own = weight[at_least(order[t])];
-    choice[t] = {order[t], spec.routing == Routing::kTopThenSoftmax ? std::exp(own - best) : own};
+    choice[t] = {order[t], spec.routing == Routing::kTopThenSoftmax ? same::exp(own - best) : own};
     total += choice[t].weight;
   }
   const bool as_they_are =
@@ -179,7 +180,7 @@ void Model::experts(const Layer& layer) {
       if (norms != nullptr) {
         k.rms_norm(beside, norms->after_mlp.data(), beside, hidden, spec_.norm_eps);
       }
-      const float share = layer.shared_gate ? 1.f / (1.f + std::exp(-z_[at_least(i)])) : 1.f;
+      const float share = layer.shared_gate ? same::sigmoid(z_[at_least(i)]) : 1.f;
       k.add_scaled(y, beside, share, hidden);
     }
     add_residual(x(i), y, layer.after_mlp_norm);

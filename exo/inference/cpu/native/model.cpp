@@ -1,11 +1,11 @@
 #include "model.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
 #include "rows.hpp"
+#include "same_math.hpp"
 
 namespace exo {
 
@@ -106,8 +106,9 @@ void Model::prepare(const std::vector<Slice>& slices) {
       for (int64_t i = 0; i < pairs; i++) {
         const double angle = static_cast<double>(row_[at_least(row)].position) *
                              static_cast<double>(ropes[r].frequencies[at_least(i)]);
-        cos_[r][at_least(row * pairs + i)] = ropes[r].scale * static_cast<float>(std::cos(angle));
-        sin_[r][at_least(row * pairs + i)] = ropes[r].scale * static_cast<float>(std::sin(angle));
+        const auto [sin, cos] = same::sin_cos(angle);
+        cos_[r][at_least(row * pairs + i)] = ropes[r].scale * cos;
+        sin_[r][at_least(row * pairs + i)] = ropes[r].scale * sin;
       }
     });
   }
@@ -315,7 +316,7 @@ void Model::logits(const std::vector<Slice>& slices, float* out) {
     for (int64_t i = 0; i < count * vocabulary; i++) {
       out[i] *= spec_.logits_scale;
       const float cap = spec_.logits_soft_cap;
-      if (cap > 0.f) out[i] = cap * std::tanh(out[i] / cap);
+      if (cap > 0.f) out[i] = cap * same::tanh(out[i] / cap);
     }
   }
 }

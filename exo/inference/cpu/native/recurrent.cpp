@@ -6,14 +6,13 @@
 
 #include "model.hpp"
 #include "rows.hpp"
+#include "same_math.hpp"
 
 namespace exo {
 
 namespace {
 
 constexpr int kStateRows = 32;  // of a head's state: one task, and small enough for a first cache
-
-float softplus(float x) { return std::max(x, 0.f) + std::log1p(std::exp(-std::abs(x))); }
 
 }  // namespace
 
@@ -110,13 +109,11 @@ void Model::delta_net(const Layer& layer, int64_t state) {
       const int64_t key_head = net.tiled ? h % net.key_heads : h / (heads / net.key_heads);
       const int64_t of_keys = key_head * keys;
       const size_t at = at_least(i * heads + h);
-      const float fading = softplus(up_[at] + net.dt_bias[at_least(h)]);
-      state_steps_[at_least(h * rows_ + i)] = {q + key_width + of_keys,
-                                               q + of_keys,
-                                               q + 2 * key_width + h * values,
-                                               std::exp(-net.decay[at_least(h)] * fading),
-                                               1.f / (1.f + std::exp(-router_out_[at])),
-                                               attended_.row(i) + h * values};
+      const float fading = same::softplus(up_[at] + net.dt_bias[at_least(h)]);
+      state_steps_[at_least(h * rows_ + i)] = {
+          q + key_width + of_keys,        q + of_keys,
+          q + 2 * key_width + h * values, same::exp(-net.decay[at_least(h)] * fading),
+          same::sigmoid(router_out_[at]), attended_.row(i) + h * values};
     }
   });
 
@@ -156,12 +153,12 @@ void Model::state_space(const Layer& layer, int64_t state) {
     const float* x = convolved_.data() + i * channels;
     for (int64_t h = 0; h < heads; h++) {
       const float* b = x + width + h / (heads / space.groups) * keys;
-      const float raw = softplus(up_[at_least(i * heads + h)] + space.dt_bias[at_least(h)]);
+      const float raw = same::softplus(up_[at_least(i * heads + h)] + space.dt_bias[at_least(h)]);
       const float dt = std::min(std::max(raw, space.least_step), space.most_step);
       state_steps_[at_least(h * rows_ + i)] = {b,
                                                b + space.groups * keys,
                                                x + h * values,
-                                               std::exp(-space.decay[at_least(h)] * dt),
+                                               same::exp(-space.decay[at_least(h)] * dt),
                                                dt,
                                                attended_.row(i) + h * values};
     }

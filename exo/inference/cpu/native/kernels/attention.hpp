@@ -40,7 +40,7 @@ EXO_INLINE void add_products(const uint8_t* const (&keys)[B], const float* const
     for (int b = 0; b < B; b++) {
       for (int v = 0; v < VECS; v++) {
         const VecF k = load<T>(keys[b], d * kKeyBlock + v * W);
-        for (int r = 0; r < R; r++) sum[b][r][v] += k * q[r][d];
+        for (int r = 0; r < R; r++) sum[b][r][v] = fma(k, q[r][d], sum[b][r][v]);
       }
     }
   }
@@ -50,7 +50,7 @@ EXO_INLINE void add_products(const uint8_t* const (&keys)[B], const float* const
 template <KVType T, int R, int B>
 EXO_INLINE void score_blocks(const KVView& kv, int64_t chunk, int j, const float* const* q,
                              float (*scores)[kChunkTokens]) {
-  constexpr int kVecs = kKeyBlock / W;
+  static_assert(kKeyBlock == kLanes);
   const uint8_t* keys[B];
   const float* scales[B];
   const int64_t groups = kv_groups(kv.head_dim);
@@ -69,7 +69,7 @@ EXO_INLINE void score_blocks(const KVView& kv, int64_t chunk, int j, const float
       for (int b = 0; b < B; b++) {
         for (int v = 0; v < kVecs; v++) {
           const VecF scale = load(scales[b] + g * kKeyBlock + v * W);
-          for (int r = 0; r < R; r++) sum[b][r][v] += part[b][r][v] * scale;
+          for (int r = 0; r < R; r++) sum[b][r][v] = fma(part[b][r][v], scale, sum[b][r][v]);
         }
       }
     }
@@ -114,7 +114,7 @@ void weigh_values(const KVView& kv, int64_t chunk, int begin, int end, int64_t d
       }
       for (int v = 0; v < V; v++) {
         const VecF value = load<T>(values, at + v * W);
-        for (int r = 0; r < R; r++) sum[r][v] += value * weights[r];
+        for (int r = 0; r < R; r++) sum[r][v] = fma(value, weights[r], sum[r][v]);
       }
     }
   }
@@ -162,20 +162,22 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
       store(scores[r] + j, s);
     }
     const float top = reduce_max(peak);
-    VecF sum = {};
-    for (int j = begin; j < end; j += W) {
-      const VecF s = load(scores[r] + j);
-      const VecF p = s > splat(kHidden) ? exp(s - top) : VecF{};
-      sum += p;
-      store(scores[r] + j, p);
+    VecF sum[kVecs] = {};
+    for (int j = begin; j < end; j += kLanes) {
+      for (int v = 0; v < kVecs; v++) {
+        const VecF s = load(scores[r] + j + v * W);
+        const VecF p = s > splat(kHidden) ? exp(s - top) : VecF{};
+        sum[v] += p;
+        store(scores[r] + j + v * W, p);
+      }
     }
     partials[r] = {top, reduce_add(sum)};
   }
   constexpr int kMost = T == KVType::kInt8 ? kKVGroup / W : 8;
-  constexpr int kVecs = R == 1 ? (kMost < 8 ? kMost : 8) : W < 16 || R > 4 ? 2 : 4;
+  constexpr int kWide = R == 1 ? (kMost < 8 ? kMost : 8) : W < 16 || R > 4 ? 2 : 4;
   int64_t d = 0;
-  for (; d + kVecs * W <= kv.head_dim; d += kVecs * W) {
-    weigh_values<T, R, kVecs>(kv, chunk, begin, end, d, scores, out);
+  for (; d + kWide * W <= kv.head_dim; d += kWide * W) {
+    weigh_values<T, R, kWide>(kv, chunk, begin, end, d, scores, out);
   }
   for (; d + W <= kv.head_dim; d += W) weigh_values<T, R, 1>(kv, chunk, begin, end, d, scores, out);
   for (; d < kv.head_dim; d++) {  // a head narrower than a vector
@@ -189,7 +191,7 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
         if constexpr (T == KVType::kInt8) {
           weight *= scales_of(values, kv.head_dim)[slot * kv_groups(kv.head_dim) + d / kKVGroup];
         }
-        sum += weight * load_one<T>(values, slot * kv.head_dim + d);
+        sum = fma(load_one<T>(values, slot * kv.head_dim + d), weight, sum);
       }
       out[r * kv.head_dim + d] = sum;
     }
@@ -236,9 +238,9 @@ inline void merge(float* out, Partial& partial, const float* other, const Partia
   }
   const float top = partial.max > other_partial.max ? partial.max : other_partial.max;
   const float a = scalar_exp(partial.max - top), b = scalar_exp(other_partial.max - top);
-  partial = {top, partial.sum * a + other_partial.sum * b};
+  partial = {top, fma(partial.sum, a, other_partial.sum * b)};
   for (int d = 0; d < head_dim; d++) {
-    out[d] = other != nullptr ? out[d] * a + other[d] * b : out[d] * a;
+    out[d] = other != nullptr ? fma(out[d], a, other[d] * b) : out[d] * a;
   }
 }
 

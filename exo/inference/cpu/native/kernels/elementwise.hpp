@@ -13,18 +13,39 @@ EXO_INLINE void sweep(int64_t count, const Full& full, const Tail& tail) {
   for (; i < count; i++) tail(i);
 }
 
-inline void rms_norm(const float* x, const float* weight, float* out, int64_t cols, float eps) {
-  VecF squares[4] = {};
+// A sum over `count` values: in turns in four sums of 16 lanes, what is left over by itself.
+// add(sum, i) adds a vector of them from i on, add_one(sum, i) one.
+template <typename Add, typename AddOne>
+EXO_INLINE float sum_up(int64_t count, const Add& add, const AddOne& add_one) {
+  constexpr int kSums = 4;
+  VecF sums[kSums][kVecs] = {};
   int64_t i = 0;
-  for (; i + 4 * W <= cols; i += 4 * W) {
-    for (int j = 0; j < 4; j++) {
-      const VecF v = load(x + i + j * W);
-      squares[j] += v * v;
-    }
+  const auto add_lanes = [&](int s) __attribute__((always_inline)) {
+    for (int v = 0; v < kVecs; v++) sums[s][v] = add(sums[s][v], i + v * W);
+    i += kLanes;
+  };
+  while (i + kSums * kLanes <= count) {
+    for (int s = 0; s < kSums; s++) add_lanes(s);
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < kSums - 1; s++) {
+    if (i + kLanes <= count) add_lanes(s);
   }
   float tail = 0;
-  for (; i < cols; i++) tail += x[i] * x[i];
-  const float sum = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3])) + tail;
+  for (; i < count; i++) tail = add_one(tail, i);
+  VecF all[kVecs];
+  for (int v = 0; v < kVecs; v++) all[v] = (sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v]);
+  return reduce_add(all) + tail;
+}
+
+inline void rms_norm(const float* x, const float* weight, float* out, int64_t cols, float eps) {
+  const float sum = sum_up(
+      cols,
+      [&](VecF all, int64_t i) __attribute__((always_inline)) {
+        const VecF v = load(x + i);
+        return fma(v, v, all);
+      },
+      [&](float all, int64_t i) { return fma(x[i], x[i], all); });
   const float scale = 1.f / __builtin_sqrtf(sum / static_cast<float>(cols) + eps);
   sweep(
       cols, [&](int64_t k) { store(out + k, load(x + k) * scale * load(weight + k)); },
@@ -33,41 +54,33 @@ inline void rms_norm(const float* x, const float* weight, float* out, int64_t co
 
 inline void layer_norm(const float* x, const float* weight, const float* bias, float* out,
                        int64_t cols, float eps) {
-  VecF sums[4] = {};
-  int64_t i = 0;
-  for (; i + 4 * W <= cols; i += 4 * W) {
-    for (int j = 0; j < 4; j++) sums[j] += load(x + i + j * W);
-  }
-  float tail = 0;
-  for (; i < cols; i++) tail += x[i];
-  const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail;
+  const float sum = sum_up(
+      cols, [&](VecF all, int64_t i) __attribute__((always_inline)) { return all + load(x + i); },
+      [&](float all, int64_t i) { return all + x[i]; });
   const float mean = sum / static_cast<float>(cols);
-  VecF squares[4] = {};
-  for (i = 0; i + 4 * W <= cols; i += 4 * W) {
-    for (int j = 0; j < 4; j++) {
-      const VecF v = load(x + i + j * W) - mean;
-      squares[j] += v * v;
-    }
-  }
-  tail = 0;
-  for (; i < cols; i++) tail += (x[i] - mean) * (x[i] - mean);
-  const float all = reduce_add((squares[0] + squares[1]) + (squares[2] + squares[3])) + tail;
-  const float scale = 1.f / __builtin_sqrtf(all / static_cast<float>(cols) + eps);
+  const float squares = sum_up(
+      cols,
+      [&](VecF all, int64_t i) __attribute__((always_inline)) {
+        const VecF v = load(x + i) - mean;
+        return fma(v, v, all);
+      },
+      [&](float all, int64_t i) { return fma(x[i] - mean, x[i] - mean, all); });
+  const float scale = 1.f / __builtin_sqrtf(squares / static_cast<float>(cols) + eps);
   sweep(
       cols,
       [&](int64_t k) {
         const VecF shift = bias != nullptr ? load(bias + k) : VecF{};
-        store(out + k, (load(x + k) - mean) * scale * load(weight + k) + shift);
+        store(out + k, fma((load(x + k) - mean) * scale, load(weight + k), shift));
       },
       [&](int64_t k) {
-        out[k] = (x[k] - mean) * scale * weight[k] + (bias != nullptr ? bias[k] : 0.f);
+        out[k] = fma((x[k] - mean) * scale, weight[k], bias != nullptr ? bias[k] : 0.f);
       });
 }
 
 inline void add_scaled(float* x, const float* y, float scale, int64_t count) {
   sweep(
-      count, [&](int64_t i) { store(x + i, load(x + i) + scale * load(y + i)); },
-      [&](int64_t i) { x[i] += scale * y[i]; });
+      count, [&](int64_t i) { store(x + i, fma(load(y + i), scale, load(x + i))); },
+      [&](int64_t i) { x[i] = fma(y[i], scale, x[i]); });
 }
 
 EXO_INLINE VecF sigmoid(VecF x) { return 1.f / (1.f + exp(-x)); }
@@ -81,7 +94,7 @@ EXO_INLINE VecF gated(VecF g, VecF up) {
     return positive * positive * up;
   }
   if constexpr (A == Activation::kGeluTanh) {
-    return 0.5f * g * (1.f + tanh(0.7978845608028654f * (g + 0.044715f * g * g * g))) * up;
+    return 0.5f * g * (1.f + tanh(0.7978845608028654f * fma(0.044715f * g * g, g, g))) * up;
   }
   if constexpr (A == Activation::kGelu) {
     return 0.5f * g * (1.f + erf(g * 0.7071067811865476f)) * up;
@@ -128,14 +141,14 @@ inline void rotate(float* x, int heads, int head_dim, int pairs, bool interleave
     if (interleaved) {
       for (int i = 0; i < pairs; i++) {
         const float a = x[2 * i], b = x[2 * i + 1];
-        x[2 * i] = a * cos[i] - b * sin[i];
-        x[2 * i + 1] = a * sin[i] + b * cos[i];
+        x[2 * i] = fma(a, cos[i], -(b * sin[i]));
+        x[2 * i + 1] = fma(a, sin[i], b * cos[i]);
       }
     } else {
       for (int i = 0; i < pairs; i++) {
         const float a = x[i], b = x[i + pairs];
-        x[i] = a * cos[i] - b * sin[i];
-        x[i + pairs] = a * sin[i] + b * cos[i];
+        x[i] = fma(a, cos[i], -(b * sin[i]));
+        x[i + pairs] = fma(a, sin[i], b * cos[i]);
       }
     }
   }
@@ -162,11 +175,13 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
     for (int64_t g = 0; g < groups; g++) {
       const float* in = x + r * out.cols + g * out.group;
       const int64_t value = (first + r) * out.cols + g * out.group, at = (first + r) * groups + g;
-      VecF peak = {}, energy = {};
-      for (int i = 0; i < out.group; i += W) {
-        const VecF v = load(in + i);
-        peak = max(peak, abs(v));
-        energy += v * v;
+      VecF peak = {}, energy[kVecs] = {};
+      for (int i = 0; i < out.group; i += kLanes) {
+        for (int v = 0; v < kVecs; v++) {
+          const VecF x = load(in + i + v * W);
+          peak = max(peak, abs(x));
+          energy[v] = fma(x, x, energy[v]);
+        }
       }
       const float largest = reduce_max(peak);
       const float inverse = largest > 0 ? 127.f / largest : 0.f;
@@ -180,7 +195,9 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
       out.fine.scales[at] = out.fine.sums[at] = 0.f;
       if (!out.is_fine[at]) continue;
       float left[128];
-      for (int i = 0; i < out.group; i++) left[i] = in[i] - scale * static_cast<float>(coarse[i]);
+      for (int i = 0; i < out.group; i++) {
+        left[i] = fma(-scale, static_cast<float>(coarse[i]), in[i]);
+      }
       const float step = scale * (1.f / 254.f);
       const int left_sum =
           quantize_group(left, out.group, inverse * 254.f, out.fine.values + value);

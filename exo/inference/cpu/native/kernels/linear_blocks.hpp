@@ -1,7 +1,7 @@
 // One block of y = W x for affine weights and int8 activations: integer products, one float step
 // per group.
 //
-// For each group g of columns, in order, and every output n:
+// For each group g of a part of the columns (matrix.hpp), in order, and every output n:
 //   y[n] = fma(scale[n][g] * x_scale[g], sum of q[n][k] * xq[k], y[n])
 //   y[n] = fma(offset[n][g], x_sum[g], y[n])
 // and, where the group is fine in some row of the tile, the same again from what is left over; in a
@@ -78,6 +78,55 @@ EXO_INLINE void finish(const Matrix& w, int64_t block, Ops::Float y, float* row)
   Ops::store(lanes, y);
   std::memcpy(row + block * kBlockRows, lanes, static_cast<size_t>(left) * 4);
 }
+
+// The sums of M rows over each part of the columns (matrix.hpp).
+template <int M>
+class PartSums {
+ public:
+  // `steps`: groups, super-blocks or other equal pieces that all parts consist of.
+  EXO_INLINE PartSums(int parts, int64_t steps)
+      : parts_(parts), steps_(steps / parts), left_(steps_), now_(part_[0]) {
+    for (int i = 0; i < parts; i++) {
+      for (int m = 0; m < M; m++) part_[i][m] = Ops::zero_float();
+    }
+  }
+
+  // Where the piece at hand is added: [M].
+  EXO_INLINE Ops::Float* now() { return now_; }
+
+  // To the next piece. Without a branch: parts are short, and one that is not foreseen costs more
+  // than all that is done here.
+  EXO_INLINE void next() {
+    const int64_t ends = -static_cast<int64_t>(--left_ == 0);
+    left_ += steps_ & ends;
+    now_ += M & ends;
+  }
+
+  // The same where y held what was added.
+  EXO_INLINE void close(Ops::Float* y) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) {
+      now_[m] = y[m];
+      y[m] = Ops::zero_float();
+    }
+    next();
+  }
+
+  // Row m's whole sum.
+  EXO_INLINE Ops::Float total(int m) const {
+    const auto pair = [&](int i) { return Ops::add(part_[i][m], part_[i + 1][m]); };
+    if (parts_ == 1) return part_[0][m];
+    if (parts_ == 2) return pair(0);
+    if (parts_ == 4) return Ops::add(pair(0), pair(2));
+    return Ops::add(Ops::add(pair(0), pair(2)), Ops::add(pair(4), pair(6)));
+  }
+
+ private:
+  Ops::Float part_[kMostParts][M];
+  int parts_;
+  int64_t steps_, left_;
+  Ops::Float* now_;
+};
 
 // Fetches lines ahead in the stream of weights, for the next rows or, where `kWeightsPassBy`, past
 // the shared cache.
@@ -173,15 +222,15 @@ struct SlabSums {
     }
   }
 
-  // The float steps of a group: `at` is the first row's in the scales of x.
-  EXO_INLINE void finish_group(const QuantizedPart& x, int64_t at, int64_t groups,
+  // The float steps of a group: `scales` and `sums` are the first row's.
+  EXO_INLINE void finish_group(const float* scales, const float* sums, int64_t groups,
                                typename O::Float scale, typename O::Float offset,
                                typename O::Float* y) const {
-    for (int m = 0; m < M; m++, at += groups) {
+    for (int m = 0; m < M; m++, scales += groups, sums += groups) {
       typename O::Int sum = total[0][m][0];
       for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[0][m][s]);
       if constexpr (kPasses == 2) sum = O::add_sixteenfold(sum, total[1][m][0]);
-      y[m] = O::add_group(y[m], scale, x.scales[at], sum, offset, x.sums[at]);
+      y[m] = O::add_group(y[m], scale, *scales, sum, offset, *sums);
     }
   }
 };
@@ -206,8 +255,13 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const Quanti
   prefetch<M, 1>(p);
   const Ops::Float scale = load_scales(p, w.dtype, 0), offset = load_scales(p, w.dtype, 1);
   const int64_t groups = w.groups();
-  coarse.finish_group(x.coarse, row * groups + g, groups, scale, offset, y);
-  if constexpr (FINE) fine.finish_group(x.fine, row * groups + g, groups, scale, offset, y);
+  const int64_t of_row = row * groups + g;
+  const auto finish = [&](const auto& sums,
+                          const QuantizedPart& part) __attribute__((always_inline)) {
+    sums.finish_group(part.scales + of_row, part.sums + of_row, groups, scale, offset, y);
+  };
+  finish(coarse, x.coarse);
+  if constexpr (FINE) finish(fine, x.fine);
 }
 
 // One block for M rows, straight from the packed weights.
@@ -216,16 +270,15 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
                        int64_t row, int64_t block, float* out, int64_t stride) {
   const uint8_t* p = w.block(block);
   const int64_t group_bytes = w.group_bytes();
-  Ops::Float y[M];
-  for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
-  for (int64_t g = 0; g < w.groups(); g++, p += group_bytes) {
+  PartSums<M> sums(w.parts, w.groups());
+  for (int64_t g = 0; g < w.groups(); g++, p += group_bytes, sums.next()) {
     if (any_fine[g]) {
-      add_packed_group<C, M, true>(w, p, x, row, g, y);
+      add_packed_group<C, M, true>(w, p, x, row, g, sums.now());
     } else {
-      add_packed_group<C, M, false>(w, p, x, row, g, y);
+      add_packed_group<C, M, false>(w, p, x, row, g, sums.now());
     }
   }
-  for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
+  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 // A block decoded once for many rows: slabs as bytes, scales and offsets as floats.
@@ -250,11 +303,37 @@ void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
   }
 }
 
+// What a tile of rows adds up, in order: the coarse part of every group of columns, and the fine
+// one of those that have it. A list, so that all blocks meet the same few branches in the same
+// order.
+struct PanelStep {
+  const int8_t* values;        // of the first row
+  const float *scales, *sums;  // of the first row; the next one's come a row of groups later
+  int64_t group;
+  bool ends_part;
+};
+inline int64_t list_steps(const Matrix& w, const QuantizedRows& x, int64_t row,
+                          const uint8_t* any_fine, PanelStep* steps) {
+  const int64_t groups = w.groups(), groups_in_part = groups / w.parts;
+  int64_t count = 0, end = groups_in_part;
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t value = row * w.cols + g * w.group, at = row * groups + g;
+    for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
+      if (part == &x.fine && !any_fine[g]) break;
+      steps[count++] = {part->values + value, part->scales + at, part->sums + at, g, false};
+    }
+    if (g + 1 < end) continue;
+    steps[count - 1].ends_part = true;
+    end += groups_in_part;
+  }
+  return count;
+}
+
 template <int BITS, int M, int SLABS>
-EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const QuantizedPart& x,
-                                int64_t row, int64_t g, Ops::Float* y) {
-  const int8_t* a = x.values + row * w.cols + g * w.group;
-  const uint8_t* slabs = panel.slabs + g * w.group * kBlockRows;
+EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const PanelStep& step,
+                                Ops::Float* y) {
+  const int8_t* a = step.values;
+  const uint8_t* slabs = panel.slabs + step.group * w.group * kBlockRows;
   SlabSums<BITS, M, 1, SLABS> sums;
   for (int k = 0; k < w.group; k += 4 * SLABS, slabs += 64 * SLABS, a += 4 * SLABS) {
     for_passes<BITS>([&](auto pass) __attribute__((always_inline)) {
@@ -264,34 +343,34 @@ EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const Quant
       }
     });
   }
-  const Ops::Float scale = Ops::from_f32(panel.scales + 32 * g);
-  const Ops::Float offset = Ops::from_f32(panel.scales + 32 * g + 16);
-  sums.finish_group(x, row * w.groups() + g, w.groups(), scale, offset, y);
+  const Ops::Float scale = Ops::from_f32(panel.scales + 32 * step.group);
+  const Ops::Float offset = Ops::from_f32(panel.scales + 32 * step.group + 16);
+  sums.finish_group(step.scales, step.sums, w.groups(), scale, offset, y);
 }
 
 template <int BITS, int M, int SLABS>
-EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
-                          const uint8_t* any_fine, int64_t row, Ops::Float* y) {
-  for (int64_t g = 0; g < w.groups(); g++) {
-    add_panel_group<BITS, M, SLABS>(w, panel, x.coarse, row, g, y);
-    if (any_fine[g]) add_panel_group<BITS, M, SLABS>(w, panel, x.fine, row, g, y);
+EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelStep* steps,
+                          int64_t count, PartSums<M>& sums) {
+  Ops::Float y[M];
+  for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
+  for (const PanelStep* step = steps; step < steps + count; step++) {
+    add_panel_group<BITS, M, SLABS>(w, panel, *step, y);
+    if (step->ends_part) sums.close(y);
   }
 }
 
 template <int BITS, int M>
-void block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
-                      const uint8_t* any_fine, int64_t row, int64_t block, float* out,
-                      int64_t stride) {
-  Ops::Float y[M];
-  for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
+void block_from_panel(const Matrix& w, const Panel& panel, const PanelStep* steps, int64_t count,
+                      int64_t row, int64_t block, float* out, int64_t stride) {
+  PartSums<M> sums(w.parts, w.parts);
   // Slabs of the smallest group, and what pays where groups are larger.
   constexpr int kSmallest = 4, kSlabs = SlabSums<BITS, M, 1, 8>::kMost > kSmallest ? 8 : kSmallest;
   if (kSlabs > kSmallest && w.group % kUnitCols == 0) {
-    add_panel<BITS, M, kSlabs>(w, panel, x, any_fine, row, y);
+    add_panel<BITS, M, kSlabs>(w, panel, steps, count, sums);
   } else {
-    add_panel<BITS, M, kSmallest>(w, panel, x, any_fine, row, y);
+    add_panel<BITS, M, kSmallest>(w, panel, steps, count, sums);
   }
-  for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
+  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 }  // namespace exo::EXO_ISA

@@ -1,14 +1,13 @@
 // y = W x from float activations: dense weights, and quantized ones decoded to float first, as are
 // dense ones for many rows.
 //
-// Every output is one chain of fused steps over the columns in order, in all sizes of tile.
+// Every part of an output (matrix.hpp) is one chain of fused steps over its columns in order, in
+// all sizes of tile.
 #pragma once
 
 #include "linear_int8.hpp"
 
 namespace exo::EXO_ISA {
-
-inline constexpr int kVecs = kBlockRows / W;
 
 template <DType T>
 inline constexpr bool kIsScaled = T == DType::kFloat8 || T == DType::kFloat4;
@@ -38,34 +37,41 @@ EXO_INLINE VecF column(const uint8_t* block, int64_t k, int lane) {
 template <DType T, int M, int B>
 void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
                 int64_t block, float* out, int64_t stride) {
-  VecF y[B][M][kVecs] = {};
-  const int64_t span = kIsScaled<T> ? w.group : w.cols;
-  for (int64_t group = 0, k = 0; k < w.cols; group++) {
-    const int64_t end = std::min(k + span, w.cols);
-    VecF scale[B][kVecs];
-    if constexpr (kIsScaled<T>) {
-      for (int b = 0; b < B; b++) {
-        for (int v = 0; v < kVecs; v++) {
-          scale[b][v] = group_scale<T>(w, weights + b * block_bytes, group, v * W);
+  PartSums<B * M> sums(w.parts, w.parts);
+  const int64_t part_cols = w.cols / w.parts, span = kIsScaled<T> ? w.group : part_cols;
+  for (int64_t part = 0, group = 0, k = 0; part < w.parts; part++) {
+    VecF y[B][M][kVecs] = {};
+    for (const int64_t stop = k + part_cols; k < stop; group++) {
+      const int64_t end = std::min(k + span, stop);
+      VecF scale[B][kVecs];
+      if constexpr (kIsScaled<T>) {
+        for (int b = 0; b < B; b++) {
+          for (int v = 0; v < kVecs; v++) {
+            scale[b][v] = group_scale<T>(w, weights + b * block_bytes, group, v * W);
+          }
+        }
+      }
+      for (; k < end; k++) {
+        for (int b = 0; b < B; b++) {
+          for (int v = 0; v < kVecs; v++) {
+            VecF weight = column<T>(weights + b * block_bytes, k, v * W);
+            if constexpr (kIsScaled<T>) weight *= scale[b][v];
+            for (int m = 0; m < M; m++) y[b][m][v] = fma(weight, x[m * w.cols + k], y[b][m][v]);
+          }
         }
       }
     }
-    for (; k < end; k++) {
-      for (int b = 0; b < B; b++) {
-        for (int v = 0; v < kVecs; v++) {
-          VecF weight = column<T>(weights + b * block_bytes, k, v * W);
-          if constexpr (kIsScaled<T>) weight *= scale[b][v];
-          for (int m = 0; m < M; m++) y[b][m][v] += weight * x[m * w.cols + k];
-        }
+    for (int b = 0; b < B; b++) {
+      for (int m = 0; m < M; m++) {
+        alignas(64) float lanes[kBlockRows];
+        for (int v = 0; v < kVecs; v++) store(lanes + v * W, y[b][m][v]);
+        sums.now()[b * M + m] = Ops::from_f32(lanes);
       }
     }
+    sums.next();
   }
   for (int b = 0; b < B; b++) {
-    for (int m = 0; m < M; m++) {
-      alignas(64) float lanes[kBlockRows];
-      for (int v = 0; v < kVecs; v++) store(lanes + v * W, y[b][m][v]);
-      finish(w, block + b, Ops::from_f32(lanes), out + m * stride);
-    }
+    for (int m = 0; m < M; m++) finish(w, block + b, sums.total(b * M + m), out + m * stride);
   }
 }
 
@@ -120,7 +126,7 @@ EXO_INLINE void unit_to_float(const uint8_t* p, const Scale& scale, float* out) 
       __builtin_memcpy(&four, bytes + 4 * v * W, sizeof four);
       for (int j = 0; j < 4; j++) {
         const VecF q = __builtin_convertvector((VecI)(four >> (8 * j) & 255), VecF);
-        const VecF value = q * load(pair + v * W) + load(pair + kBlockRows + v * W);
+        const VecF value = fma(q, load(pair + v * W), load(pair + kBlockRows + v * W));
         exo::EXO_ISA::store(out + (4 * slab + j) * kBlockRows + v * W, value);
       }
     }

@@ -13,8 +13,8 @@ namespace exo::EXO_ISA {
 
 using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
                             float*, int64_t);
-using PanelTile = void (*)(const Matrix&, const Panel&, const QuantizedRows&, const uint8_t*,
-                           int64_t, int64_t, float*, int64_t);
+using PanelTile = void (*)(const Matrix&, const Panel&, const PanelStep*, int64_t, int64_t, int64_t,
+                           float*, int64_t);
 
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
 template <Coding C, bool SUPER, int M>
@@ -104,7 +104,7 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 #ifdef EXO_TILES
   const size_t tile_bytes = TileSteps::bytes(w.groups());
 #else
-  const size_t tile_bytes = 0;
+  const size_t tile_bytes = static_cast<size_t>(2 * w.groups()) * sizeof(PanelStep);
 #endif
   uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + tile_bytes + flag_bytes);
   uint8_t* tile_memory = memory + step * panel_bytes;
@@ -133,12 +133,15 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
       find_fine_groups(x, row, m, fine);
 #ifdef EXO_TILES
       const TileSteps todo(tile_memory, x, row, m, fine);
+#else
+      auto* steps = reinterpret_cast<PanelStep*>(tile_memory);
+      const int64_t todo = list_steps(w, x, row, fine, steps);
 #endif
       for (int64_t i = 0; i < count; i++) {
 #ifdef EXO_TILES
         tile_from_panel(w, panel(i), todo, row, m, b0 + i, out, stride);
 #else
-        kPanelTiles<weight_bits<C>()>[m](w, panel(i), x, fine, row, b0 + i, out, stride);
+        kPanelTiles<weight_bits<C>()>[m](w, panel(i), steps, todo, row, b0 + i, out, stride);
 #endif
       }
     }

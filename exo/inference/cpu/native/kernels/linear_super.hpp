@@ -65,8 +65,12 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
     const int64_t at = row * groups + s * Scales::kGroups + group;
     Ops::Float scale, offset;
     scales.of(group, scale, offset);
-    coarse[part].finish_group(x.coarse, at, groups, scale, offset, y);
-    if constexpr (FINE) fine[part].finish_group(x.fine, at, groups, scale, offset, y);
+    const auto finish = [&](const auto& sums,
+                            const QuantizedPart& of) __attribute__((always_inline)) {
+      sums.finish_group(of.scales + at, of.sums + at, groups, scale, offset, y);
+    };
+    finish(coarse[part], x.coarse);
+    if constexpr (FINE) finish(fine[part], x.fine);
   }
 }
 
@@ -76,21 +80,21 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
   using Scales = SuperScales<C>;
   constexpr int kParts = Scales::kGroupsInUnit;
   const uint8_t* p = w.block(block);
-  Ops::Float y[M];
-  for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
-  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
+  const int64_t supers = w.cols / kSuperCols;
+  PartSums<M> sums(w.parts, supers);
+  for (int64_t s = 0; s < supers; s++, sums.next()) {
     prefetch<M, kSuperHeader / 64>(p);
     const Scales scales(p);
     p += kSuperHeader;
     for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, any_fine += kParts) {
       if (any_fine[0] | any_fine[kParts - 1]) {
-        add_super_unit<C, M, true>(w, p, scales, u, x, row, s, y);
+        add_super_unit<C, M, true>(w, p, scales, u, x, row, s, sums.now());
       } else {
-        add_super_unit<C, M, false>(w, p, scales, u, x, row, s, y);
+        add_super_unit<C, M, false>(w, p, scales, u, x, row, s, sums.now());
       }
     }
   }
-  for (int m = 0; m < M; m++) finish(w, block, y[m], out + (row + m) * stride);
+  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 template <Coding C>

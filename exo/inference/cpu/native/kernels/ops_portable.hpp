@@ -113,9 +113,13 @@ struct Ops {
   static EXO_INLINE void store(float* p, const Float& y) { __builtin_memcpy(p, y.v, 64); }
   static EXO_INLINE Float add_group(Float y, const Float& scale, float x_scale, const Int& sum,
                                     const Float& offset, float x_sum) {
-    for (int i = 0; i < 16; i++) {
-      y.v[i] += scale.v[i] * x_scale * static_cast<float>(sum.v[i]);
-      y.v[i] += offset.v[i] * x_sum;
+    for (int i = 0; i < 16; i += W) {
+      VecI whole;
+      __builtin_memcpy(&whole, sum.v + i, sizeof whole);
+      const VecF total = __builtin_convertvector(whole, VecF);
+      VecF v = fma(exo::EXO_ISA::load(scale.v + i) * x_scale, total, exo::EXO_ISA::load(y.v + i));
+      v = fma(exo::EXO_ISA::load(offset.v + i), x_sum, v);
+      exo::EXO_ISA::store(y.v + i, v);
     }
     return y;
   }

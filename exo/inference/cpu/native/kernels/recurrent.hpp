@@ -8,7 +8,9 @@ namespace exo::EXO_ISA {
 template <bool SILU>
 EXO_INLINE VecF convolved(const float* x, int64_t stride, const float* weights, int64_t channels,
                           int taps, VecF sum) {
-  for (int t = 0; t < taps; t++) sum += load(weights + t * channels) * load(x + t * stride);
+  for (int t = 0; t < taps; t++) {
+    sum = fma(load(weights + t * channels), load(x + t * stride), sum);
+  }
   return SILU ? sum * sigmoid(sum) : sum;
 }
 
@@ -22,7 +24,9 @@ void convolve_all(const float* x, int64_t stride, const float* weights, const fl
   }
   for (; i < channels; i++) {
     VecF sum = splat(bias != nullptr ? bias[i] : 0.f);
-    for (int t = 0; t < taps; t++) sum += splat(weights[t * channels + i]) * x[t * stride + i];
+    for (int t = 0; t < taps; t++) {
+      sum = fma(splat(weights[t * channels + i]), x[t * stride + i], sum);
+    }
     out[i] = (SILU ? sum * sigmoid(sum) : sum)[0];
   }
 }
@@ -38,25 +42,31 @@ template <int R, bool DELTA>
 EXO_INLINE void recur_rows(float* state, const StateStep& step, int keys, int64_t row) {
   float change[R];
   if constexpr (DELTA) {
-    VecF recalled[R] = {};
-    for (int i = 0; i < keys; i += W) {
-      const VecF key = load(step.key + i);
-      for (int r = 0; r < R; r++) recalled[r] += load(state + (row + r) * keys + i) * key;
+    VecF recalled[R][kVecs] = {};
+    for (int i = 0; i < keys; i += kLanes) {
+      for (int v = 0; v < kVecs; v++) {
+        const VecF key = load(step.key + i + v * W);
+        for (int r = 0; r < R; r++) {
+          recalled[r][v] = fma(load(state + (row + r) * keys + i + v * W), key, recalled[r][v]);
+        }
+      }
     }
     for (int r = 0; r < R; r++) {
-      change[r] = step.rate * (step.value[row + r] - step.decay * reduce_add(recalled[r]));
+      change[r] = step.rate * fma(-step.decay, reduce_add(recalled[r]), step.value[row + r]);
     }
   } else {
     for (int r = 0; r < R; r++) change[r] = step.rate * step.value[row + r];
   }
-  VecF sums[R] = {};
-  for (int i = 0; i < keys; i += W) {
-    const VecF key = load(step.key + i), query = load(step.query + i);
-    for (int r = 0; r < R; r++) {
-      float* place = state + (row + r) * keys + i;
-      const VecF now = load(place) * step.decay + change[r] * key;
-      store(place, now);
-      sums[r] += now * query;
+  VecF sums[R][kVecs] = {};
+  for (int i = 0; i < keys; i += kLanes) {
+    for (int v = 0; v < kVecs; v++) {
+      const VecF key = load(step.key + i + v * W), query = load(step.query + i + v * W);
+      for (int r = 0; r < R; r++) {
+        float* place = state + (row + r) * keys + i + v * W;
+        const VecF now = fma(load(place), step.decay, change[r] * key);
+        store(place, now);
+        sums[r][v] = fma(now, query, sums[r][v]);
+      }
     }
   }
   for (int r = 0; r < R; r++) step.out[row + r] = reduce_add(sums[r]);

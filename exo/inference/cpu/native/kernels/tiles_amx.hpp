@@ -127,10 +127,18 @@ inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps
   // forwarded to loads, which would else wait for them.
   alignas(64) int32_t sums[2][256];
   Ops::Float y[16];
+  // Indexed by a constant everywhere, or the compiler keeps all of y in memory.
 #pragma GCC unroll 16
   for (int m = 0; m < 16; m++) y[m] = Ops::zero_float();
   multiply_step(w, panel, todo.steps[0], sums[0]);
+  PartSums<16> parts(w.parts, w.parts);
+  const int64_t groups_in_part = w.groups() / w.parts;
+  int64_t bound = groups_in_part;
   for (int64_t i = 0; i < todo.count; i++) {
+    if (todo.steps[i].group == bound) {
+      parts.close(y);
+      bound += groups_in_part;
+    }
     if (i + 1 < todo.count) multiply_step(w, panel, todo.steps[i + 1], sums[(i + 1) % 2]);
     const float* scales = panel.scales + 32 * todo.steps[i].group;
     const Ops::Float scale = Ops::from_f32(scales), offset = Ops::from_f32(scales + 16);
@@ -140,11 +148,8 @@ inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps
                             _mm512_load_si512(sums[i % 2] + 16 * m), offset, todo.sums[16 * i + m]);
     }
   }
-  // Indexed by a constant everywhere, or the compiler keeps all of y in memory.
-#pragma GCC unroll 16
-  for (int m = 0; m < 16; m++) {
-    if (m < rows) finish(w, block, y[m], out + (row + m) * stride);
-  }
+  parts.close(y);
+  for (int m = 0; m < rows; m++) finish(w, block, parts.total(m), out + (row + m) * stride);
 }
 
 }  // namespace exo::EXO_ISA

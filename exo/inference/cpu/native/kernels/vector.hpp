@@ -1,8 +1,13 @@
 // Float vectors as wide as the instruction set this file is compiled for.
 //
 // Written with the compilers' vector extension, so one text serves every instruction set; only
-// conversions between widths need intrinsics. Everything sits in a namespace named after the
-// instruction set: the linker must never take a function compiled for one for another's.
+// conversions between widths and fused steps need intrinsics. Everything sits in a namespace named
+// after the instruction set: the linker must never take a function compiled for one for another's.
+//
+// Every instruction set gives the same bits. So a sum over what lies in lanes is kept in 16 of
+// them, however many registers these take, and joined by one tree; a product and a sum are one step
+// where fma() is written and two elsewhere (the compiler may not choose: -ffp-contract=off); and
+// what is no single operation of IEEE 754 (e^x) is computed here, not by a library.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +15,8 @@
 
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
@@ -25,13 +32,15 @@
 
 namespace exo::EXO_ISA {
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(EXO_WIDE)
 inline constexpr int W = 16;
 #elif defined(__AVX2__)
 inline constexpr int W = 8;
 #else
 inline constexpr int W = 4;
 #endif
+inline constexpr int kLanes = 16;         // of a sum
+inline constexpr int kVecs = kLanes / W;  // vectors they take
 
 // Rows of activations in the largest tile, of the `wanted` that registers allow. Builds for
 // tests alone take two: every path is there, and not every size of tile for minutes of compiling.
@@ -53,7 +62,7 @@ EXO_INLINE VecF load(const float* p) {
   return v;
 }
 EXO_INLINE void store(float* p, VecF v) { __builtin_memcpy(p, &v, sizeof v); }
-EXO_INLINE VecF splat(float x) { return VecF{} + x; }
+EXO_INLINE VecF splat(float x) { return x - VecF{}; }
 EXO_INLINE VecF max(VecF a, VecF b) { return a > b ? a : b; }
 EXO_INLINE VecF min(VecF a, VecF b) { return a < b ? a : b; }
 EXO_INLINE VecF abs(VecF a) { return (VecF)((VecI)a & 0x7fffffff); }
@@ -152,6 +161,93 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 }
 #endif
 
+// a * b + c, rounded once.
+#if defined(__AVX512F__)
+EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
+  return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+EXO_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#elif defined(__FMA__)
+EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
+  return (VecF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+EXO_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#elif defined(__ARM_NEON)
+EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
+  return (VecF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+EXO_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#elif defined(__FP_FAST_FMAF) || defined(EXO_SANITIZED)  // the other is slow there
+EXO_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
+  for (int i = 0; i < W; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+}
+#else
+// In doubles, where the product is exact.
+typedef double VecD __attribute__((vector_size(W * 8)));
+typedef int64_t VecL __attribute__((vector_size(W * 8)));
+
+// The sum is rounded to odd: rounding it once more, to a float, then gives what rounding the exact
+// sum would. Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms
+// Using Rounding to Odd", IEEE Transactions on Computers 57.
+__attribute__((noinline)) inline VecF fma_by_odd(VecF a, VecF b, VecF c) {
+  const VecD product = __builtin_convertvector(a, VecD) * __builtin_convertvector(b, VecD);
+  const VecD addend = __builtin_convertvector(c, VecD), sum = product + addend;
+  const VecD rest = sum - product, error = (product - (sum - rest)) + (addend - rest);
+  const VecL larger = error > 0, smaller = error < 0;
+  const VecL odd = -((VecL)sum & 1), step = (larger ^ (sum > 0)) | 1;
+  const VecL rounded = (VecL)sum + ((larger | smaller) & ~odd & step);
+  return __builtin_convertvector((VecD)rounded, VecF);
+}
+
+#ifdef __SSE2__
+// Rounding twice goes wrong only where the first result lies in the middle between two floats;
+// those below the smallest normal one are not told apart.
+EXO_INLINE __m128i may_round_wrong(__m128d sum) {
+  const __m128i parts = _mm_and_si128((__m128i)sum, _mm_set1_epi64x(0x7fffffff'1fffffff));
+  const __m128i middle = _mm_cmpeq_epi32(parts, _mm_set1_epi64x(0xffffffff'10000000));
+  const __m128i tiny =
+      _mm_and_si128(_mm_cmpgt_epi32(parts, _mm_set1_epi64x(0x00000000'7fffffff)),
+                    _mm_cmplt_epi32(parts, _mm_set1_epi64x(0x38100000'00000000)));  // 2^-126
+  return _mm_or_si128(middle, tiny);
+}
+
+EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
+  VecF result;
+  __m128i wrong = _mm_setzero_si128();
+  for (int i = 0; i < W; i += 4) {
+    __m128 four[3];
+    for (int j = 0; j < 3; j++) {
+      __builtin_memcpy(&four[j],
+                       reinterpret_cast<const float*>(j == 0   ? &a
+                                                      : j == 1 ? &b
+                                                               : &c) +
+                           i,
+                       16);
+    }
+    const auto sum_of = [](__m128 a, __m128 b, __m128 c) __attribute__((always_inline)) {
+      return _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(a), _mm_cvtps_pd(b)), _mm_cvtps_pd(c));
+    };
+    const auto high = [](__m128 v) __attribute__((always_inline)) { return _mm_movehl_ps(v, v); };
+    const __m128d first = sum_of(four[0], four[1], four[2]);
+    const __m128d second = sum_of(high(four[0]), high(four[1]), high(four[2]));
+    wrong = _mm_or_si128(wrong, _mm_or_si128(may_round_wrong(first), may_round_wrong(second)));
+    const __m128 rounded = _mm_movelh_ps(_mm_cvtpd_ps(first), _mm_cvtpd_ps(second));
+    __builtin_memcpy(reinterpret_cast<float*>(&result) + i, &rounded, 16);
+  }
+  if (__builtin_expect(_mm_movemask_epi8(wrong) != 0, false)) return fma_by_odd(a, b, c);
+  return result;
+}
+#else
+EXO_INLINE VecF fma(VecF a, VecF b, VecF c) { return fma_by_odd(a, b, c); }
+#endif
+EXO_INLINE float fma(float a, float b, float c) { return fma(splat(a), splat(b), splat(c))[0]; }
+#endif
+EXO_INLINE VecF fma(VecF a, float b, VecF c) { return fma(a, splat(b), c); }
+EXO_INLINE VecF fma(VecF a, float b, float c) { return fma(a, splat(b), splat(c)); }
+EXO_INLINE VecF fma(VecF a, VecF b, float c) { return fma(a, b, splat(c)); }
+
 EXO_INLINE VecF load_f16(const uint16_t* p) {
   VecH h;
   __builtin_memcpy(&h, p, sizeof h);
@@ -199,22 +295,27 @@ EXO_INLINE V turn(V v) {
   }
 }
 
-// All lanes joined, always by the same tree.
+// The lanes of one vector joined.
 template <typename V, typename Join>
-EXO_INLINE auto reduce(V v, const Join& join) {
+EXO_INLINE auto fold(V v, const Join& join) {
   if constexpr (W == 16) v = join(v, turn<8>(v));
   if constexpr (W >= 8) v = join(v, turn<4>(v));
   v = join(v, turn<2>(v));
   return join(v, turn<1>(v))[0];
 }
-EXO_INLINE float reduce_add(VecF v) {
-  return reduce(v, [](VecF a, VecF b) __attribute__((always_inline)) { return a + b; });
+// The sum of 16 lanes: of each and the one 8 further, of these and those 4 further, and so on.
+EXO_INLINE float reduce_add(const VecF (&lanes)[kVecs]) {
+  VecF v = lanes[0];
+  if constexpr (kVecs == 2) v = v + lanes[1];
+  if constexpr (kVecs == 4) v = (v + lanes[2]) + (lanes[1] + lanes[3]);
+  return fold(v, [](VecF a, VecF b) __attribute__((always_inline)) { return a + b; });
 }
+// Of integers, and of maxima, any order gives the same.
 EXO_INLINE int32_t reduce_add(VecI v) {
-  return reduce(v, [](VecI a, VecI b) __attribute__((always_inline)) { return a + b; });
+  return fold(v, [](VecI a, VecI b) __attribute__((always_inline)) { return a + b; });
 }
 EXO_INLINE float reduce_max(VecF v) {
-  return reduce(v, [](VecF a, VecF b) __attribute__((always_inline)) { return max(a, b); });
+  return fold(v, [](VecF a, VecF b) __attribute__((always_inline)) { return max(a, b); });
 }
 
 // e^x to 1e-7 relative: 2^n times a polynomial in the fraction, |f| <= 1/2, of log2(e) x
@@ -223,15 +324,15 @@ EXO_INLINE VecF exp(VecF x) {
   const VecF clamped = min(max(x, splat(-87.f)), splat(88.f));
   const VecF n = round_even(clamped * 1.44269504088896341f);
   // The fraction in two steps keeps it exact for large x.
-  const VecF f = (clamped - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
+  const VecF f = fma(n, -1.42860682030941723e-6f, fma(n, -0.693145751953125f, clamped));
   VecF p = splat(1.f / 5040);
-  p = p * f + 1.f / 720;
-  p = p * f + 1.f / 120;
-  p = p * f + 1.f / 24;
-  p = p * f + 1.f / 6;
-  p = p * f + 0.5f;
-  p = p * f + 1.f;
-  p = p * f + 1.f;
+  p = fma(p, f, 1.f / 720);
+  p = fma(p, f, 1.f / 120);
+  p = fma(p, f, 1.f / 24);
+  p = fma(p, f, 1.f / 6);
+  p = fma(p, f, 0.5f);
+  p = fma(p, f, 1.f);
+  p = fma(p, f, 1.f);
   const VecI power = (__builtin_convertvector(n, VecI) + 127) << 23;
   const VecF result = p * (VecF)power;
   return x < splat(-87.f) ? VecF{} : result;
@@ -246,13 +347,13 @@ EXO_INLINE VecF tanh(VecF x) {
 // Abramowitz and Stegun 7.1.26 is good to 1.5e-7.
 EXO_INLINE VecF erf(VecF x) {
   const VecF a = abs(x);
-  const VecF t = 1.f / (1.f + 0.3275911f * a);
+  const VecF t = 1.f / fma(a, 0.3275911f, 1.f);
   VecF p = splat(1.061405429f);
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const VecF y = 1.f - p * t * exp(-a * a);
+  p = fma(p, t, -1.453152027f);
+  p = fma(p, t, 1.421413741f);
+  p = fma(p, t, -0.284496736f);
+  p = fma(p, t, 0.254829592f);
+  const VecF y = fma(-(p * t), exp(-a * a), 1.f);
   return x < VecF{} ? -y : y;
 }
 
