@@ -51,12 +51,13 @@ struct Ops {
   static EXO_INLINE Int add_int(Int a, Int b) {
     return {_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])};
   }
+#ifdef EXO_AVXVNNI
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     const __m256i a = same(four);
-    return {dot8<BITS>(sum.v[0], weights.v[0], a), dot8<BITS>(sum.v[1], weights.v[1], a)};
+    return {_mm256_dpbusd_avx_epi32(sum.v[0], weights.v[0], a),
+            _mm256_dpbusd_avx_epi32(sum.v[1], weights.v[1], a)};
   }
-#ifdef EXO_AVXVNNI
   static constexpr int kWeightBits = 8;  // one dot product for all
   static constexpr int64_t kPackedRows = 64;
 #else
@@ -145,25 +146,6 @@ struct Ops {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
     return _mm256_set1_epi32(word);
-  }
-  template <int BITS>
-  static EXO_INLINE __m256i dot8(__m256i sum, __m256i weights, __m256i a) {
-#ifdef EXO_AVXVNNI
-    return _mm256_dpbusd_avx_epi32(sum, weights, a);
-#else
-    // maddubs adds two products in 16 bits with saturation: 8-bit weights (255 * 127 * 2) would
-    // not fit, so their high bit goes separately.
-    const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (BITS < 8) {
-      return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, a), ones));
-    }
-    const __m256i low = _mm256_and_si256(weights, _mm256_set1_epi8(0x7f));
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(weights, 7), _mm256_set1_epi8(1));
-    const __m256i low_sum = _mm256_madd_epi16(_mm256_maddubs_epi16(low, a), ones);
-    const __m256i high_sum =
-        _mm256_madd_epi16(_mm256_maddubs_epi16(high, a), _mm256_set1_epi16(128));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(low_sum, high_sum));
-#endif
   }
 };
 
