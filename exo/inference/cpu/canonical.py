@@ -15,10 +15,10 @@ _OTHER_SENSES = re.compile(
 )
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp\.|\.[kv]_scale$|\.output_scale$"
-    r"|\.(in|out)put_(min|max)$"
+    r"|\.(in|out)put_(min|max)$|\.attention\.(masked_)?bias$"
 )
-"""What is computed otherwise, what guesses several tokens at once, and how others than exo would
-pack a KV cache."""
+"""What is computed otherwise (positions, masks), what guesses several tokens at once, and how
+others than exo would pack a KV cache."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _WRAPPED = "model.language_model."

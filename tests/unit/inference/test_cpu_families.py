@@ -1,5 +1,6 @@
 """Every family of the cpu engine against the MLX engine in float32, on tiny random checkpoints."""
 
+import json
 import shutil
 from functools import partial
 from itertools import pairwise
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import zoo
 
-from exo.errors import ModelUnsupported
+from exo.errors import EngineFailed, ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.cpu.families.table import FAMILIES
@@ -70,6 +71,7 @@ CASES = [
     ("mistral3", {}),
     ("mistral3", {"model_type": "ministral3", "rope_parameters": zoo.YARN}),
     ("stablelm", {"use_parallel_residual": True}),
+    ("gpt_neox", {"use_parallel_residual": False}),
     ("gemma4_text", zoo.GEMMA4_31B),
     ("gemma4_text", zoo.GEMMA4_26B),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
@@ -241,7 +243,7 @@ async def test_experts_in_mxfp4_beside_affine_weights(folder_of, tmp_path: Path)
     assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "gpt_neox"])
 async def test_a_checkpoint_as_it_was_trained_is_the_same_as_mlx_lms(
     family: str,
     folder_of,
@@ -263,6 +265,8 @@ async def test_a_checkpoint_as_it_was_trained_is_the_same_as_mlx_lms(
 
 
 def _as_trained(weights: dict[str, mx.array], family: str) -> dict[str, mx.array]:
+    if family == "gpt_neox":
+        return _as_gpt_neox(weights)
     found: dict[str, mx.array] = {}
     for name, value in weights.items():
         if "conv.weight" in name or "conv1d.weight" in name:
@@ -290,6 +294,35 @@ def _as_trained(weights: dict[str, mx.array], family: str) -> dict[str, mx.array
     if family.startswith("qwen3_5"):
         found["model.visual.patch_embed.proj.weight"] = mx.zeros((8, 8))
     return found
+
+
+def _as_gpt_neox(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Pythia's names, and the masks it keeps beside the weights."""
+    found = {}
+    for name, value in weights.items():
+        name = name.replace("model.h.", "gpt_neox.layers.").replace("model.embed_out", "embed_out")
+        found[name.replace("model.", "gpt_neox.")] = value
+    for layer in {name.partition(".attention.")[0] for name in found if ".attention." in name}:
+        found[f"{layer}.attention.bias"] = mx.ones((1, 1, 8, 8), mx.bool_)
+        found[f"{layer}.attention.masked_bias"] = mx.array(-1e9)
+    return found
+
+
+async def test_a_configuration_that_lies_about_heads_is_an_error_not_a_wild_write(
+    folder_of,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    for heads in (1, 2, 4):
+        folder = tmp_path / str(heads)
+        shutil.copytree(folder_of(("llama", {})), folder)
+        config = json.loads((folder / "config.json").read_text())
+        right = config["num_key_value_heads"] == heads
+        (folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": heads}))
+        if right:
+            await logits(CPUEngine(2), folder)
+            continue
+        with pytest.raises(EngineFailed, match="where there should be"):
+            await logits(CPUEngine(2), folder)
 
 
 def test_a_tensor_of_another_familys_name_and_other_axes_is_not_read(

@@ -121,6 +121,30 @@ def _ministral3_growth(config: Config) -> tuple[float, int]:
     return rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"])
 
 
+def _gpt_neox_config(config: Config) -> Config:
+    return {
+        **config,
+        "num_key_value_heads": None,
+        "rms_norm_eps": config["layer_norm_eps"],
+        "rope_theta": config["rotary_emb_base"],
+        "partial_rotary_factor": config["rotary_pct"],
+        "rope_scaling": None,
+    }
+
+
+_GPT_NEOX_NAMES = {
+    "gpt_neox": "model",
+    "model.h": "model.layers",
+    "model.embed_out": "lm_head",
+    "embed_out": "lm_head",
+    "embed_in": "embed_tokens",
+    "final_layer_norm": "norm",
+    "attention.query_key_value": "self_attn.qkv_proj",
+    "attention.dense": "self_attn.o_proj",
+    "dense_h_to_4h": "up_proj",
+    "dense_4h_to_h": "down_proj",
+}
+
 _LLAMA = Family(window=typed_window)
 _COHERE = Family(
     tied_by_config=False,
@@ -184,10 +208,23 @@ DENSE: Mapping[str, Family] = {
         config=_eps_of("norm_epsilon", rope_theta=100000.0),
         renames={"c_fc": "up_proj", "c_proj": "down_proj"},
     ),
+    "gpt_neox": Family(
+        tied=False,
+        tied_by_config=False,
+        layer_norm=True,
+        activation="GELU_TANH",
+        gated=False,
+        fused_attention="by_head",
+        explicit_head_dim=False,
+        parallel=lambda config: bool(config.get("use_parallel_residual", True)),
+        rope=partial_rope,
+        config=_gpt_neox_config,
+        renames=_GPT_NEOX_NAMES,
+    ),
     "smollm3": Family(rope=smollm3_rope, window=typed_window),
     "phi3": Family(
         tied=False,
-        fused_attention=True,
+        fused_attention="stacked",
         rope=phi3_rope,
         explicit_head_dim=False,
     ),

@@ -99,6 +99,8 @@ class Family:
     they were before mlx-lm converted them. Where a config has `use_qk_norm`, it decides over
     `head_norms`.
 
+    `fused_attention`: one matrix has queries, then keys, then values, or these of each head.
+
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
     one of two matrices. In `parallel` layers it reads the same norm as the attention does.
     `growth`: Llama 4's of queries with their positions, and over how many positions. `head_shape`:
@@ -118,7 +120,7 @@ class Family:
     layer_norm: bool = False
     head_norms: bool = False
     norm_after_rope: bool = False
-    fused_attention: bool = False
+    fused_attention: Literal["", "stacked", "by_head"] = ""
     sinks: bool = False
     gated_attention: bool = False
     latent: bool = False

@@ -49,9 +49,13 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         layer.norm_after_rope = family.norm_after_rope
     if family.sinks:
         layer.sinks = as_list(packer.floats(f"{prefix}.sinks"))
-    if family.fused_attention:
+    if family.fused_attention == "stacked":
         kv = arch.kv_heads * arch.head_dim
         layer.q, layer.k, layer.v = packer.split(f"{prefix}.qkv_proj", [q, kv, kv])
+    elif family.fused_attention == "by_head":
+        heads = np.arange(3 * q).reshape(arch.heads, 3, arch.head_dim)
+        rows = [heads[:, part].reshape(-1) for part in range(3)]
+        layer.q, layer.k, layer.v = packer.pick(f"{prefix}.qkv_proj", rows)
     else:
         if family.gated_attention:  # of each head its query, then its gate
             both = np.arange(2 * q).reshape(arch.heads, 2, arch.head_dim)

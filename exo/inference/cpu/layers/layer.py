@@ -19,7 +19,7 @@ def tensors_of_layer(
     """Names of what layer `index` reads."""
     modules = arch.family.modules
     prefix, mixer = f"model.layers.{index}", arch.mixers[index]
-    for name in _norms(arch, index).values():
+    for name in _norms(arch, checkpoint, index).values():
         yield f"{prefix}.{name}.weight"
         if arch.family.layer_norm and f"{prefix}.{name}.bias" in checkpoint:
             yield f"{prefix}.{name}.bias"
@@ -61,12 +61,13 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     layer = native.Layer()
     layer.rope, layer.window = rope, arch.windows[index]
     layer.query_growth, layer.query_span = arch.query_growth
-    for place, name in _norms(arch, index).items():
+    norms = _norms(arch, packer.checkpoint, index)
+    for place, name in norms.items():
         setattr(layer, place, norm(arch.family, packer, f"{prefix}.{name}.weight"))
         if arch.family.layer_norm and f"{prefix}.{name}.bias" in packer.checkpoint:
             setattr(layer, f"{place}_bias", as_list(packer.floats(f"{prefix}.{name}.bias")))
-    if arch.parallel:
-        layer.parallel = True
+    layer.parallel = arch.parallel
+    if arch.parallel and "mlp_norm" not in norms:
         layer.mlp_norm, layer.mlp_norm_bias = layer.attention_norm, layer.attention_norm_bias
     match mixer:
         case "delta_net":
@@ -95,11 +96,14 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     return layer
 
 
-def _norms(arch: Architecture, index: int) -> dict[str, str]:
-    """Of the parts that the layer has: the native layer's name of a norm, and the checkpoint's."""
-    has_own = index in arch.mlp_layers and not arch.parallel
-    return {
-        place: name
-        for place, name in arch.family.norms.items()
-        if (has_own if "mlp" in place else arch.mixers[index] != "nothing")
-    }
+def _norms(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> dict[str, str]:
+    """Of the parts that the layer has: the native layer's name of a norm, and the checkpoint's.
+    Beside an attention an MLP has one of its own, or reads the attention's."""
+
+    def is_there(place: str, name: str) -> bool:
+        if "mlp" not in place:
+            return arch.mixers[index] != "nothing"
+        shares = arch.parallel and f"model.layers.{index}.{name}.weight" not in checkpoint
+        return index in arch.mlp_layers and not shares
+
+    return {place: name for place, name in arch.family.norms.items() if is_there(place, name)}
