@@ -42,14 +42,16 @@ class Peers:
     ik: Path | None  # programs of ik_llama.cpp
 
 
-def run(*command: object, cwd: Path | None = None, quiet: bool = True) -> str:
-    """stdout of a command that must succeed."""
+def run(
+    *command: object, cwd: Path | None = None, quiet: bool = True, with_errors: bool = False
+) -> str:
+    """stdout of a command that must succeed, with stderr after it where that is asked for."""
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=quiet, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{(done.stderr or '')[-2000:]}")
-    return done.stdout or ""
+    return (done.stdout or "") + (done.stderr if with_errors else "")
 
 
 # Setting up ------------------------------------------------------------------------------------
@@ -112,6 +114,10 @@ def build_ik_llama_cpp(folder: Path, python: Path) -> None:
     source = folder / "ik-source"
     if not source.exists():
         unpack(python, "ik-llama-cpp-python", "vendor/ik_llama.cpp", source)
+        script = source / "common/cmake/build-info-gen-cpp.cmake"  # the sdist lacks it
+        script.parent.mkdir(exist_ok=True)
+        configured = "configure_file(common/build-info.cpp.in common/build-info.cpp)"
+        script.write_text(f"set(BUILD_NUMBER 0)\n{configured}\n")
     options = ("GGML_NCCL=OFF", "GGML_IQK_FA_ALL_QUANTS=OFF")
     build(python.parent, source, folder / "ik-build", ("gcc", "g++"), options, IK_TARGETS)
 
