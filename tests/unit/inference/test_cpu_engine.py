@@ -51,12 +51,12 @@ async def greedy(engine, folder: Path, count: int = 6) -> list[int]:  # type: ig
 async def test_a_family_it_does_not_have_runs_on_mlx_with_one_line_that_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    zoo.write_checkpoint("gpt_neox", tmp_path)
+    zoo.write_checkpoint("gptj", tmp_path)
     with caplog.at_level("WARNING", "exo"):
         engine = CPUEngine(2)
         found = await greedy(engine, tmp_path)
     lines = [r.message for r in caplog.records if r.name == module.__name__]
-    assert lines == ["m runs on the MLX engine, slower: the cpu engine has no family 'gpt_neox'"]
+    assert lines == ["m runs on the MLX engine, slower: the cpu engine has no family 'gptj'"]
     assert engine.sequence_count == 0
     await engine.release(["s"])
     await engine.unload(Shard("m", 0, zoo.LAYERS, zoo.LAYERS))

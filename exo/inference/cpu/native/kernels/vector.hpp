@@ -213,31 +213,27 @@ EXO_INLINE __m128i may_round_wrong(__m128d sum) {
   return _mm_or_si128(middle, tiny);
 }
 
+// Of the lower two lanes.
+EXO_INLINE __m128d rounded_twice(__m128 a, __m128 b, __m128 c) {
+  return _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(a), _mm_cvtps_pd(b)), _mm_cvtps_pd(c));
+}
+EXO_INLINE __m128 upper(__m128 v) { return _mm_movehl_ps(v, v); }
+
 EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
-  VecF result;
+  __m128 x[W / 4], y[W / 4], z[W / 4];
+  __builtin_memcpy(x, &a, sizeof a);
+  __builtin_memcpy(y, &b, sizeof b);
+  __builtin_memcpy(z, &c, sizeof c);
   __m128i wrong = _mm_setzero_si128();
-  for (int i = 0; i < W; i += 4) {
-    __m128 four[3];
-    for (int j = 0; j < 3; j++) {
-      __builtin_memcpy(&four[j],
-                       reinterpret_cast<const float*>(j == 0   ? &a
-                                                      : j == 1 ? &b
-                                                               : &c) +
-                           i,
-                       16);
-    }
-    const auto sum_of = [](__m128 a, __m128 b, __m128 c) __attribute__((always_inline)) {
-      return _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(a), _mm_cvtps_pd(b)), _mm_cvtps_pd(c));
-    };
-    const auto high = [](__m128 v) __attribute__((always_inline)) { return _mm_movehl_ps(v, v); };
-    const __m128d first = sum_of(four[0], four[1], four[2]);
-    const __m128d second = sum_of(high(four[0]), high(four[1]), high(four[2]));
-    wrong = _mm_or_si128(wrong, _mm_or_si128(may_round_wrong(first), may_round_wrong(second)));
-    const __m128 rounded = _mm_movelh_ps(_mm_cvtpd_ps(first), _mm_cvtpd_ps(second));
-    __builtin_memcpy(reinterpret_cast<float*>(&result) + i, &rounded, 16);
+  for (int i = 0; i < W / 4; i++) {
+    const __m128d low = rounded_twice(x[i], y[i], z[i]);
+    const __m128d high = rounded_twice(upper(x[i]), upper(y[i]), upper(z[i]));
+    wrong = _mm_or_si128(wrong, _mm_or_si128(may_round_wrong(low), may_round_wrong(high)));
+    x[i] = _mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
   }
   if (__builtin_expect(_mm_movemask_epi8(wrong) != 0, false)) return fma_by_odd(a, b, c);
-  return result;
+  __builtin_memcpy(&a, x, sizeof a);
+  return a;
 }
 #else
 EXO_INLINE VecF fma(VecF a, VecF b, VecF c) { return fma_by_odd(a, b, c); }
