@@ -102,7 +102,8 @@ class Family:
     `fused_attention`: one matrix has queries, then keys, then values, or these of each head.
 
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
-    one of two matrices. In `parallel` layers it reads the same norm as the attention does.
+    one of two matrices. In `parallel` layers it reads what the attention does, through the
+    attention's norm where it has none of its own.
     `growth`: Llama 4's of queries with their positions, and over how many positions. `head_shape`:
     KV heads and their size where layers differ, `kv_from` the layer whose keys and values another
     reads; with `value_norms` values are normed, without weights, and where `values_are_keys` they

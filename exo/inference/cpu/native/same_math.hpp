@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 namespace exo::same {
 
@@ -18,14 +17,6 @@ double polynomial(const double (&c)[N], double x) {
   return sum;
 }
 
-// 2^n, -1022 <= n <= 1023
-inline double power_of_two(int n) {
-  const uint64_t bits = static_cast<uint64_t>(n + 1023) << 52;
-  double power;
-  std::memcpy(&power, &bits, sizeof power);
-  return power;
-}
-
 // e^x = 2^n e^r, |r| <= ln(2) / 2; Taylor's series of e^r. ln(2) in two parts keeps r exact.
 inline double exp(double x) {
   static constexpr double kSeries[] = {
@@ -35,7 +26,7 @@ inline double exp(double x) {
   if (x > 700.) return INFINITY;
   const double n = std::floor(x * 1.4426950408889634 + 0.5);
   const double r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-  return polynomial(kSeries, r) * power_of_two(static_cast<int>(n));
+  return std::ldexp(polynomial(kSeries, r), static_cast<int>(n));
 }
 
 inline float exp(float x) { return static_cast<float>(exp(static_cast<double>(x))); }

@@ -315,16 +315,15 @@ struct PanelStep {
 inline int64_t list_steps(const Matrix& w, const QuantizedRows& x, int64_t row,
                           const uint8_t* any_fine, PanelStep* steps) {
   const int64_t groups = w.groups(), groups_in_part = groups / w.parts;
-  int64_t count = 0, end = groups_in_part;
-  for (int64_t g = 0; g < groups; g++) {
+  int64_t count = 0;
+  const auto add = [&](const QuantizedPart& part, int64_t g) {
     const int64_t value = row * w.cols + g * w.group, at = row * groups + g;
-    for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
-      if (part == &x.fine && !any_fine[g]) break;
-      steps[count++] = {part->values + value, part->scales + at, part->sums + at, g, false};
-    }
-    if (g + 1 < end) continue;
-    steps[count - 1].ends_part = true;
-    end += groups_in_part;
+    steps[count++] = {part.values + value, part.scales + at, part.sums + at, g, false};
+  };
+  for (int64_t g = 0; g < groups; g++) {
+    add(x.coarse, g);
+    if (any_fine[g]) add(x.fine, g);
+    steps[count - 1].ends_part = (g + 1) % groups_in_part == 0;
   }
   return count;
 }
