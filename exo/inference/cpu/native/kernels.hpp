@@ -14,12 +14,21 @@
 namespace exo {
 
 // Signed bytes for rows of activations: x ~ scale * q, one scale for each `group` columns.
-//   values: int8 [rows, cols]; scales, sums: float32 [rows, cols / group], where `sums` is
-//   scale * (sum of q), what an affine weight's offset multiplies.
+//   values: int8 [rows, cols]; groups: [rows, cols / group].
+struct QuantizedGroup {
+  float scale;
+  float sum;  // scale * total: what an affine weight's offset multiplies
+  int32_t total;
+};
 struct QuantizedPart {
   int8_t* values;
-  float* scales;
-  float* sums;
+  QuantizedGroup* groups;
+
+  // The same where group `index` is the first; its values too where `columns` says how many each
+  // has.
+  QuantizedPart from(int64_t index, int columns = 0) const {
+    return {values + index * columns, groups + index};
+  }
 };
 
 // Rows of activations, quantized. Where one value dwarfs the others of its group, a byte leaves

@@ -44,11 +44,10 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
     if (used == quantized_.size()) quantized_.emplace_back();
     Quantized& q = quantized_[used++];
     q.group = group;
-    q.values.resize(static_cast<size_t>(padded * cols));
-    q.fine_values.resize(q.values.size());
-    const size_t groups_in_all = static_cast<size_t>(padded * (cols / group));
-    for (auto* floats : {&q.scales, &q.sums, &q.fine_scales, &q.fine_sums}) {
-      floats->resize(groups_in_all);
+    const auto groups_in_all = static_cast<size_t>(padded * (cols / group));
+    for (Part* part : {&q.coarse, &q.fine}) {
+      part->values.resize(static_cast<size_t>(padded * cols));
+      part->groups.resize(groups_in_all);
     }
     q.is_fine.resize(groups_in_all);
   }
@@ -60,12 +59,11 @@ QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
   const auto at = [](const auto& v, int64_t i) {
     return const_cast<typename std::decay_t<decltype(v)>::value_type*>(v.data()) + i;
   };
-  const int64_t value = first * cols, scale = first * (cols / group);
-  return {{at(values, value), at(scales, scale), at(sums, scale)},
-          {at(fine_values, value), at(fine_scales, scale), at(fine_sums, scale)},
-          at(is_fine, scale),
-          cols,
-          group};
+  const int64_t row = first * (cols / group);
+  const auto from = [&](const Part& part) -> QuantizedPart {
+    return {at(part.values, first * cols), at(part.groups, row)};
+  };
+  return {from(coarse), from(fine), at(is_fine, row), cols, group};
 }
 
 QuantizedRows Activations::quantized(int group, int64_t first) const {
@@ -90,12 +88,12 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
     Quantized& q = quantized_[i];
     const Quantized& other = from.quantized_[i];
     const int64_t groups = cols_ / q.group;
-    copy(q.values, other.values, to, row, cols_);
-    copy(q.fine_values, other.fine_values, to, row, cols_);
-    copy(q.scales, other.scales, to, row, groups);
-    copy(q.sums, other.sums, to, row, groups);
-    copy(q.fine_scales, other.fine_scales, to, row, groups);
-    copy(q.fine_sums, other.fine_sums, to, row, groups);
+    for (Part Quantized::* part : {&Quantized::coarse, &Quantized::fine}) {
+      Part& out = q.*part;
+      const Part& in = other.*part;
+      copy(out.values, in.values, to, row, cols_);
+      copy(out.groups, in.groups, to, row, groups);
+    }
     copy(q.is_fine, other.is_fine, to, row, groups);
   }
 }

@@ -28,10 +28,13 @@ class Activations {
   QuantizedRows quantized(int group, int64_t first) const;
 
  private:
+  struct Part {
+    std::vector<int8_t> values;
+    std::vector<QuantizedGroup> groups;
+  };
   struct Quantized {
     int group;
-    std::vector<int8_t> values, fine_values;
-    std::vector<float> scales, sums, fine_scales, fine_sums;
+    Part coarse, fine;
     std::vector<uint8_t> is_fine;
 
     QuantizedRows rows(int64_t first, int64_t cols) const;

@@ -188,11 +188,10 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
       const float scale = largest * (1.f / 127.f);
       int8_t* coarse = out.coarse.values + value;
       const int sum = quantize_group(in, out.group, inverse, coarse);
-      out.coarse.scales[at] = scale;
-      out.coarse.sums[at] = scale * static_cast<float>(sum);
+      out.coarse.groups[at] = {scale, scale * static_cast<float>(sum), sum};
       const bool is_fine = all_fine || largest * largest > kPeakShare * reduce_add(energy);
       out.is_fine[at] = is_fine && largest > 0;
-      out.fine.scales[at] = out.fine.sums[at] = 0.f;
+      out.fine.groups[at] = {};
       if (!out.is_fine[at]) continue;
       float left[128];
       for (int i = 0; i < out.group; i++) {
@@ -201,8 +200,7 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
       const float step = scale * (1.f / 254.f);
       const int left_sum =
           quantize_group(left, out.group, inverse * 254.f, out.fine.values + value);
-      out.fine.scales[at] = step;
-      out.fine.sums[at] = step * static_cast<float>(left_sum);
+      out.fine.groups[at] = {step, step * static_cast<float>(left_sum), left_sum};
     }
   }
 }

@@ -155,8 +155,8 @@ inline void find_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, 
 // them apart.
 template <Coding C>
 constexpr int weight_bits() {
-  const bool wide = C.table == Table::kIq4 || C.table == Table::kIq3 || C.table == Table::kIq2;
-  if (C.bits == 8 || wide || Ops::kWeightBits == 8) return 8;
+  if (C.bits == 8 || C.table == Table::kIq4 || Ops::kWeightBits == 8) return 8;
+  if (C.table == Table::kIq3 || C.table == Table::kIq2) return 7;
   if (C.bits == 6) return 6;
   return C.bits <= 4 && C.table == Table::kNone ? 4 : 5;
 }
@@ -172,18 +172,6 @@ constexpr int slabs_at_once() {
   }
 }
 
-// Where products are added in 16 bits, those of 8-bit weights are their low halves', then 16 times
-// their high halves': two passes over the slabs.
-template <int BITS>
-constexpr int passes() {
-  return BITS == 8 && slabs_at_once<4>() > 1 ? 2 : 1;
-}
-template <int BITS, typename Use>
-EXO_INLINE void for_passes(const Use& use) {
-  use(std::integral_constant<int, 0>{});
-  if constexpr (passes<BITS>() == 2) use(std::integral_constant<int, 1>{});
-}
-
 // The latency of a dot product is hidden by several sums a row where there are few rows.
 constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
@@ -191,77 +179,87 @@ constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; 
 // added in 16 bits, S sums a row hide the latency of a dot product.
 template <int BITS, int M, int S, int SLABS, typename O = Ops>
 struct SlabSums {
-  static constexpr int kPasses = passes<BITS>(), kBits = kPasses == 2 ? 4 : BITS;
-  static constexpr int kMost = slabs_at_once<kBits>(), kFew = kMost < SLABS ? kMost : SLABS;
+  static constexpr int kMost = slabs_at_once<BITS>(), kFew = kMost < SLABS ? kMost : SLABS;
 
-  typename O::Int total[kPasses][M][S], few[M];
+  typename O::Int total[M][S], few[M];
 
   EXO_INLINE SlabSums() {
-    for (auto& pass : total) {
-      for (auto& row : pass) {
-        for (auto& sum : row) sum = O::zero_int();
-      }
+    for (auto& row : total) {
+      for (auto& sum : row) sum = O::zero_int();
     }
   }
 
   // Slab `i`; row m has its four columns at four + m * stride.
-  template <int PASS>
   EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride) {
-    if constexpr (kPasses == 2) {
-      weights = O::and_mask(PASS == 0 ? weights : O::shift_right(weights, 4), 15);
-    }
     for (int m = 0; m < M; m++, four += stride) {
-      auto& sums = total[PASS][m];
       if constexpr (kFew > 1) {
         few[m] =
             i % kFew == 0 ? O::products(weights, four) : O::add_products(few[m], weights, four);
-        if (i % kFew == kFew - 1) sums[0] = O::add_few(sums[0], few[m]);
+        if (i % kFew == kFew - 1) total[m][0] = O::add_few(total[m][0], few[m]);
       } else {
-        sums[i % S] = O::template dot<BITS>(sums[i % S], weights, four);
+        total[m][i % S] = O::template dot<BITS>(total[m][i % S], weights, four);
       }
     }
   }
 
-  // The float steps of a group: `scales` and `sums` are the first row's.
-  EXO_INLINE void finish_group(const float* scales, const float* sums, int64_t groups,
-                               typename O::Float scale, typename O::Float offset,
-                               typename O::Float* y) const {
-    for (int m = 0; m < M; m++, scales += groups, sums += groups) {
-      typename O::Int sum = total[0][m][0];
-      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[0][m][s]);
-      if constexpr (kPasses == 2) sum = O::add_sixteenfold(sum, total[1][m][0]);
-      y[m] = O::add_group(y[m], scale, *scales, sum, offset, *sums);
+  // The float steps of a group, which is the first one of `x`.
+  EXO_INLINE void finish_group(QuantizedPart x, int64_t groups, typename O::Float scale,
+                               typename O::Float offset, typename O::Float* y) const {
+    for (int m = 0; m < M; m++, x = x.from(groups)) {
+      typename O::Int sum = total[m][0];
+      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[m][s]);
+      if constexpr (BITS == 8 && requires { O::add_to_all; }) {
+        sum = O::add_to_all(sum, 128 * x.groups->total);
+      }
+      y[m] = O::add_group(y[m], scale, x.groups->scale, sum, offset, x.groups->sum);
     }
   }
 };
 
+// The first row's group of the activations' N parts that are added.
+template <int N>
+struct GroupParts {
+  QuantizedPart part[N];
+};
+
 // Adds one group to M outputs, from the packed weights at `p`.
-template <Coding C, int M, bool FINE>
-EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
-                                 int64_t row, int64_t g, Ops::Float* y) {
-  constexpr int BITS = weight_bits<C>();
-  SlabSums<BITS, M, sums_of_few(M), 8> coarse, fine;
-  int64_t at = row * w.cols + g * w.group;
+template <Coding C, int M, int N>
+EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const GroupParts<N>& x,
+                                 Ops::Float* y) {
+  SlabSums<weight_bits<C>(), M, sums_of_few(M), 8> sums[N];
+  int64_t at = 0;
   for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, at += kUnitCols) {
     prefetch<M, C.bits>(p);
-    for_passes<BITS>([&](auto pass) __attribute__((always_inline)) {
-      decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-        const int64_t four = at + 4 * slab;
-        coarse.template add<pass>(slab, weights, x.coarse.values + four, w.cols);
-        if constexpr (FINE) fine.template add<pass>(slab, weights, x.fine.values + four, w.cols);
-      });
+    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+      for (int n = 0; n < N; n++) {
+        sums[n].add(slab, weights, x.part[n].values + at + 4 * slab, w.cols);
+      }
     });
   }
   prefetch<M, 1>(p);
   const Ops::Float scale = load_scales(p, w.dtype, 0), offset = load_scales(p, w.dtype, 1);
-  const int64_t groups = w.groups();
-  const int64_t of_row = row * groups + g;
-  const auto finish = [&](const auto& sums,
-                          const QuantizedPart& part) __attribute__((always_inline)) {
-    sums.finish_group(part.scales + of_row, part.sums + of_row, groups, scale, offset, y);
-  };
-  finish(coarse, x.coarse);
-  if constexpr (FINE) finish(fine, x.fine);
+  for (int n = 0; n < N; n++) sums[n].finish_group(x.part[n], w.groups(), scale, offset, y);
+}
+
+// Calls add(GroupParts) with both parts, at once where their sums fit into registers.
+template <int M, typename Add>
+EXO_INLINE void add_both(const QuantizedRows& x, int64_t index, const Add& add) {
+  const QuantizedPart coarse = x.coarse.from(index, x.group), fine = x.fine.from(index, x.group);
+  if constexpr (M == 1) {
+    add(GroupParts<2>{{coarse, fine}});
+  } else {
+    for (const QuantizedPart& part : {coarse, fine}) add(GroupParts<1>{{part}});
+  }
+}
+
+// The few groups that have a fine part: apart from the loop over the others.
+template <Coding C, int M>
+__attribute__((noinline)) void add_fine_group(const Matrix& w, const uint8_t* p,
+                                              const QuantizedRows& x, int64_t index,
+                                              Ops::Float* y) {
+  add_both<M>(x, index, [&](const auto& parts) __attribute__((always_inline)) {
+    add_packed_group<C, M>(w, p, parts, y);
+  });
 }
 
 // One block for M rows, straight from the packed weights.
@@ -271,11 +269,12 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
   const uint8_t* p = w.block(block);
   const int64_t group_bytes = w.group_bytes();
   PartSums<M> sums(w.parts, w.groups());
-  for (int64_t g = 0; g < w.groups(); g++, p += group_bytes, sums.next()) {
+  int64_t index = row * w.groups();
+  for (int64_t g = 0; g < w.groups(); g++, index++, p += group_bytes, sums.next()) {
     if (any_fine[g]) {
-      add_packed_group<C, M, true>(w, p, x, row, g, sums.now());
+      add_fine_group<C, M>(w, p, x, index, sums.now());
     } else {
-      add_packed_group<C, M, false>(w, p, x, row, g, sums.now());
+      add_packed_group<C, M>(w, p, GroupParts<1>{{x.coarse.from(index, w.group)}}, sums.now());
     }
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
@@ -303,71 +302,84 @@ void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
   }
 }
 
-// What a tile of rows adds up, in order: the coarse part of every group of columns, and the fine
-// one of those that have it. A list, so that all blocks meet the same few branches in the same
-// order.
-struct PanelStep {
-  const int8_t* values;        // of the first row
-  const float *scales, *sums;  // of the first row; the next one's come a row of groups later
-  int64_t group;
-  bool ends_part;
-};
-inline int64_t list_steps(const Matrix& w, const QuantizedRows& x, int64_t row,
-                          const uint8_t* any_fine, PanelStep* steps) {
-  const int64_t groups = w.groups(), groups_in_part = groups / w.parts;
-  int64_t count = 0;
-  const auto add = [&](const QuantizedPart& part, int64_t g) {
-    const int64_t value = row * w.cols + g * w.group, at = row * groups + g;
-    steps[count++] = {part.values + value, part.scales + at, part.sums + at, g, false};
-  };
-  for (int64_t g = 0; g < groups; g++) {
-    add(x.coarse, g);
-    if (any_fine[g]) add(x.fine, g);
-    steps[count - 1].ends_part = (g + 1) % groups_in_part == 0;
+// Calls add(g, part) for what a tile of rows adds up of groups [begin, end), in order: the coarse
+// part of the groups of a unit (or of one that is longer), then the fine part of those that have
+// one.
+template <typename Add>
+EXO_INLINE void for_steps(const QuantizedRows& x, const uint8_t* any_fine, int64_t begin,
+                          int64_t end, const Add& add) {
+  const int64_t together = x.group < kUnitCols ? kUnitCols / x.group : 1;
+  for (int64_t first = begin; first < end; first += together) {
+    for (int64_t g = first; g < first + together; g++) add(g, x.coarse);
+    for (int64_t g = first; g < first + together; g++) {
+      if (any_fine[g]) add(g, x.fine);
+    }
   }
-  return count;
+}
+
+// What a tile of rows adds up, the parts of its sums one after the other. A list, so that all
+// blocks meet the same few branches in the same order.
+struct PanelStep {
+  QuantizedPart x;  // the first row's group; the next one's comes a row later
+  int64_t group;
+};
+struct PanelSteps {
+  PanelStep* steps;
+  int64_t ends[kMostParts];
+};
+__attribute__((noinline)) inline void list_steps(const Matrix& w, const QuantizedRows& x,
+                                                 int64_t row, const uint8_t* any_fine,
+                                                 PanelSteps& out) {
+  const int64_t groups = w.groups(), in_part = groups / w.parts;
+  PanelStep* step = out.steps;
+  for (int64_t part = 0; part < w.parts; part++) {
+    for_steps(x, any_fine, part * in_part, (part + 1) * in_part,
+              [&](int64_t g, const QuantizedPart& of) {
+                *step++ = {of.from(row * groups + g, w.group), g};
+              });
+    out.ends[part] = step - out.steps;
+  }
 }
 
 template <int BITS, int M, int SLABS>
 EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const PanelStep& step,
                                 Ops::Float* y) {
-  const int8_t* a = step.values;
+  const int8_t* a = step.x.values;
   const uint8_t* slabs = panel.slabs + step.group * w.group * kBlockRows;
   SlabSums<BITS, M, 1, SLABS> sums;
   for (int k = 0; k < w.group; k += 4 * SLABS, slabs += 64 * SLABS, a += 4 * SLABS) {
-    for_passes<BITS>([&](auto pass) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-      for (int i = 0; i < SLABS; i++) {
-        sums.template add<pass>(i, Ops::load(slabs + 64 * i), a + 4 * i, w.cols);
-      }
-    });
+    for (int i = 0; i < SLABS; i++) sums.add(i, Ops::load(slabs + 64 * i), a + 4 * i, w.cols);
   }
   const Ops::Float scale = Ops::from_f32(panel.scales + 32 * step.group);
   const Ops::Float offset = Ops::from_f32(panel.scales + 32 * step.group + 16);
-  sums.finish_group(step.scales, step.sums, w.groups(), scale, offset, y);
+  sums.finish_group(step.x, w.groups(), scale, offset, y);
 }
 
 template <int BITS, int M, int SLABS>
-EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelStep* steps,
-                          int64_t count, PartSums<M>& sums) {
-  Ops::Float y[M];
-  for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
-  for (const PanelStep* step = steps; step < steps + count; step++) {
-    add_panel_group<BITS, M, SLABS>(w, panel, *step, y);
-    if (step->ends_part) sums.close(y);
+EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelSteps& todo,
+                          PartSums<M>& sums) {
+  const PanelStep* step = todo.steps;
+  for (int part = 0; part < w.parts; part++) {
+    Ops::Float y[M];
+    for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
+    for (const PanelStep* end = todo.steps + todo.ends[part]; step < end; step++) {
+      add_panel_group<BITS, M, SLABS>(w, panel, *step, y);
+    }
+    sums.close(y);
   }
 }
 
 template <int BITS, int M>
-void block_from_panel(const Matrix& w, const Panel& panel, const PanelStep* steps, int64_t count,
-                      int64_t row, int64_t block, float* out, int64_t stride) {
+void block_from_panel(const Matrix& w, const Panel& panel, const PanelSteps& todo, int64_t row,
+                      int64_t block, float* out, int64_t stride) {
   PartSums<M> sums(w.parts, w.parts);
   // Slabs of the smallest group, and what pays where groups are larger.
   constexpr int kSmallest = 4, kSlabs = SlabSums<BITS, M, 1, 8>::kMost > kSmallest ? 8 : kSmallest;
   if (kSlabs > kSmallest && w.group % kUnitCols == 0) {
-    add_panel<BITS, M, kSlabs>(w, panel, steps, count, sums);
+    add_panel<BITS, M, kSlabs>(w, panel, todo, sums);
   } else {
-    add_panel<BITS, M, kSmallest>(w, panel, steps, count, sums);
+    add_panel<BITS, M, kSmallest>(w, panel, todo, sums);
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }

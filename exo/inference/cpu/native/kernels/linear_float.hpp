@@ -113,62 +113,22 @@ void linear_dense(const Matrix& w, const float* x, int64_t rows, int64_t begin, 
   float_blocks<T, 1>(w, x, rows, b, end, out, stride);
 }
 
-// The 32 columns of a unit as floats: [32][16] at `out`; `scale(slab)` gives a slab's [2][16].
-template <Coding C, typename Scale>
-EXO_INLINE void unit_to_float(const uint8_t* p, const Scale& scale, float* out) {
+// A decoded block as floats: [cols][16] at `out`.
+inline void panel_to_float(const Matrix& w, const Panel& panel, float* out) {
   typedef uint32_t VecU __attribute__((vector_size(W * 4)));
-  decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-    alignas(64) uint8_t bytes[64];
-    Ops::store_bytes(bytes, weights);
-    const float* pair = scale(slab);
-    for (int v = 0; v < kVecs; v++) {
-      VecU four;
-      __builtin_memcpy(&four, bytes + 4 * v * W, sizeof four);
-      for (int j = 0; j < 4; j++) {
-        const VecF q = __builtin_convertvector((VecI)(four >> (8 * j) & 255), VecF);
-        const VecF value = fma(q, load(pair + v * W), load(pair + kBlockRows + v * W));
-        exo::EXO_ISA::store(out + (4 * slab + j) * kBlockRows + v * W, value);
+  const uint8_t* slab = panel.slabs;
+  const float* scales = panel.scales;
+  for (int64_t g = 0; g < w.groups(); g++, scales += 2 * kBlockRows) {
+    for (int k = 0; k < w.group; k += 4, slab += 64, out += 4 * kBlockRows) {
+      for (int lane = 0; lane < kBlockRows; lane += W) {
+        const VecF scale = load(scales + lane), offset = load(scales + kBlockRows + lane);
+        VecU four;
+        __builtin_memcpy(&four, slab + 4 * lane, sizeof four);
+        for (int j = 0; j < 4; j++) {
+          const VecF q = __builtin_convertvector((VecI)(four >> (8 * j) & 255), VecF);
+          exo::EXO_ISA::store(out + j * kBlockRows + lane, fma(q, scale, offset));
+        }
       }
-    }
-  });
-}
-
-// out: float32 [cols][16]
-template <Coding C>
-void decode_to_float(const Matrix& w, int64_t block, float* out) {
-  const uint8_t* p = w.block(block);
-  for (int64_t g = 0; g < w.groups(); g++) {
-    alignas(64) float pair[2 * kBlockRows];
-    const uint8_t* scales = p + 2 * w.group * C.bits;
-    Ops::store(pair, load_scales(scales, w.dtype, 0));
-    Ops::store(pair + kBlockRows, load_scales(scales, w.dtype, 1));
-    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, out += kUnitCols * kBlockRows) {
-      unit_to_float<C>(p, [&](int) { return pair; }, out);
-    }
-    p = scales + 2 * kBlockRows * size_of(w.dtype);
-  }
-}
-
-template <Coding C>
-void decode_super_to_float(const Matrix& w, int64_t block, float* out) {
-  using Scales = SuperScales<C>;
-  const uint8_t* p = w.block(block);
-  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
-    const Scales scales(p);
-    alignas(64) float pairs[Scales::kGroups][2 * kBlockRows];
-    for (int g = 0; g < Scales::kGroups; g++) {
-      Ops::Float scale, offset;
-      scales.of(g, scale, offset);
-      Ops::store(pairs[g], scale);
-      Ops::store(pairs[g] + kBlockRows, offset);
-    }
-    p += kSuperHeader;
-    for (int u = 0; u < kSuperCols / kUnitCols;
-         u++, p += 64 * C.bits, out += kUnitCols * kBlockRows) {
-      const auto pair = [&](int slab) {
-        return pairs[(u * kUnitCols + 4 * slab) / Scales::kForm.group];
-      };
-      unit_to_float<C>(p, pair, out);
     }
   }
 }
@@ -185,24 +145,30 @@ void decode_dense_to_float(const Matrix& w, int64_t block, float* out) {
   }
 }
 
-inline void decode_block(const Matrix& w, int64_t block, float* out) {
+// A block as floats: [cols][16] at `out`; `panel` is room for what it is decoded to before.
+inline void decode_to_float(const Matrix& w, int64_t block, const Panel& panel, float* out) {
   if (!w.is_quantized()) {
     return with_dtype(w.dtype,
                       [&](auto dtype) { decode_dense_to_float<dtype.value>(w, block, out); });
   }
   with_coding(w.coding(), [&](auto coding) {
     if constexpr (may_be_super(coding.value)) {
-      if (w.is_super) return decode_super_to_float<coding.value>(w, block, out);
+      if (w.is_super) return decode_super_block<coding.value>(w, block, panel);
     }
-    if constexpr (may_be_plain(coding.value)) decode_to_float<coding.value>(w, block, out);
+    if constexpr (may_be_plain(coding.value)) decode_block<coding.value>(w, block, panel);
   });
+  panel_to_float(w, panel, out);
 }
 
 inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin,
                            int64_t end, float* out, int64_t stride) {
-  uint8_t* memory = scratch(static_cast<size_t>(w.cols * kBlockRows * 4));
+  const int64_t slab_bytes = w.cols * kBlockRows, float_bytes = 4 * slab_bytes;
+  uint8_t* memory = scratch(static_cast<size_t>(float_bytes + slab_bytes + w.groups() * 128));
+  auto* floats = reinterpret_cast<float*>(memory);
+  uint8_t* slabs = memory + float_bytes;
+  const Panel panel{slabs, reinterpret_cast<float*>(slabs + slab_bytes)};
   for (int64_t b = begin; b < end; b++) {
-    decode_block(w, b, reinterpret_cast<float*>(memory));
+    decode_to_float(w, b, panel, floats);
     float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);
   }
 }

@@ -13,8 +13,8 @@ namespace exo::EXO_ISA {
 
 using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
                             float*, int64_t);
-using PanelTile = void (*)(const Matrix&, const Panel&, const PanelStep*, int64_t, int64_t, int64_t,
-                           float*, int64_t);
+using PanelTile = void (*)(const Matrix&, const Panel&, const PanelSteps&, int64_t, int64_t, float*,
+                           int64_t);
 
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
 template <Coding C, bool SUPER, int M>
@@ -134,14 +134,14 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 #ifdef EXO_TILES
       const TileSteps todo(tile_memory, x, row, m, fine);
 #else
-      auto* steps = reinterpret_cast<PanelStep*>(tile_memory);
-      const int64_t todo = list_steps(w, x, row, fine, steps);
+      PanelSteps todo{reinterpret_cast<PanelStep*>(tile_memory), {}};
+      list_steps(w, x, row, fine, todo);
 #endif
       for (int64_t i = 0; i < count; i++) {
 #ifdef EXO_TILES
         tile_from_panel(w, panel(i), todo, row, m, b0 + i, out, stride);
 #else
-        kPanelTiles<weight_bits<C>()>[m](w, panel(i), steps, todo, row, b0 + i, out, stride);
+        kPanelTiles<weight_bits<C>()>[m](w, panel(i), todo, row, b0 + i, out, stride);
 #endif
       }
     }

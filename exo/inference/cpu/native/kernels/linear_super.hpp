@@ -40,58 +40,60 @@ struct SuperScales {
   }
 };
 
-// Adds the groups of one unit, number `u` of super-block `s`, to M outputs.
-template <Coding C, int M, bool FINE>
+// Adds the groups of one unit, number `u` of its super-block, to M outputs; `x` is the first of
+// them.
+template <Coding C, int M, int N>
 EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperScales<C>& scales,
-                               int u, const QuantizedRows& x, int64_t row, int64_t s,
-                               Ops::Float* y) {
-  using Scales = SuperScales<C>;
-  constexpr int kParts = Scales::kGroupsInUnit, kSlabs = 8 / kParts;
-  constexpr int kSums = sums_of_few(M) / kParts > 1 ? sums_of_few(M) / kParts : 1;
-  SlabSums<weight_bits<C>(), M, kSums, kSlabs> coarse[kParts], fine[kParts];
-  const int64_t value = row * w.cols + s * kSuperCols + u * kUnitCols;
+                               int u, const GroupParts<N>& x, Ops::Float* y) {
+  constexpr int kGroups = SuperScales<C>::kGroupsInUnit, kSlabs = 8 / kGroups;
+  constexpr int kSums = sums_of_few(M) / kGroups > 1 ? sums_of_few(M) / kGroups : 1;
+  SlabSums<weight_bits<C>(), M, kSums, kSlabs> sums[N][kGroups];
   prefetch<M, C.bits>(p);
-  for_passes<weight_bits<C>()>([&](auto pass) __attribute__((always_inline)) {
-    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-      const int part = slab / kSlabs, i = slab % kSlabs;
-      const int64_t four = value + 4 * slab;
-      coarse[part].template add<pass>(i, weights, x.coarse.values + four, w.cols);
-      if constexpr (FINE) fine[part].template add<pass>(i, weights, x.fine.values + four, w.cols);
-    });
+  decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+    for (int n = 0; n < N; n++) {
+      sums[n][slab / kSlabs].add(slab % kSlabs, weights, x.part[n].values + 4 * slab, w.cols);
+    }
   });
-  const int64_t groups = w.groups();
-  for (int part = 0; part < kParts; part++) {
-    const int group = u * kParts + part;
-    const int64_t at = row * groups + s * Scales::kGroups + group;
-    Ops::Float scale, offset;
-    scales.of(group, scale, offset);
-    const auto finish = [&](const auto& sums,
-                            const QuantizedPart& of) __attribute__((always_inline)) {
-      sums.finish_group(of.scales + at, of.sums + at, groups, scale, offset, y);
-    };
-    finish(coarse[part], x.coarse);
-    if constexpr (FINE) finish(fine[part], x.fine);
+  Ops::Float scale[kGroups], offset[kGroups];
+  for (int g = 0; g < kGroups; g++) scales.of(u * kGroups + g, scale[g], offset[g]);
+  for (int n = 0; n < N; n++) {
+    for (int g = 0; g < kGroups; g++) {
+      sums[n][g].finish_group(x.part[n].from(g), w.groups(), scale[g], offset[g], y);
+    }
   }
+}
+
+template <Coding C, int M>
+__attribute__((noinline)) void add_fine_unit(const Matrix& w, const uint8_t* p,
+                                             const SuperScales<C>& scales, int u,
+                                             const QuantizedRows& x, int64_t index, Ops::Float* y) {
+  add_both<M>(x, index, [&](const auto& parts) __attribute__((always_inline)) {
+    add_super_unit<C, M>(w, p, scales, u, parts, y);
+  });
 }
 
 template <Coding C, int M>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                              int64_t row, int64_t block, float* out, int64_t stride) {
   using Scales = SuperScales<C>;
-  constexpr int kParts = Scales::kGroupsInUnit;
+  constexpr int kGroups = Scales::kGroupsInUnit;
   const uint8_t* p = w.block(block);
   const int64_t supers = w.cols / kSuperCols;
   PartSums<M> sums(w.parts, supers);
+  int64_t index = row * w.groups();
   for (int64_t s = 0; s < supers; s++, sums.next()) {
     prefetch<M, kSuperHeader / 64>(p);
     const Scales scales(p);
     p += kSuperHeader;
-    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, any_fine += kParts) {
-      if (any_fine[0] | any_fine[kParts - 1]) {
-        add_super_unit<C, M, true>(w, p, scales, u, x, row, s, sums.now());
+    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits) {
+      if (any_fine[0] | any_fine[kGroups - 1]) {
+        add_fine_unit<C, M>(w, p, scales, u, x, index, sums.now());
       } else {
-        add_super_unit<C, M, false>(w, p, scales, u, x, row, s, sums.now());
+        const GroupParts<1> coarse{{x.coarse.from(index, w.group)}};
+        add_super_unit<C, M>(w, p, scales, u, coarse, sums.now());
       }
+      any_fine += kGroups;
+      index += kGroups;
     }
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);

@@ -63,22 +63,32 @@ struct Ops {
 #else
   static constexpr int kWeightBits = 0;
   static constexpr int64_t kPackedRows = 32;  // beyond, a panel's dot products are cheaper
-  // A slab's products are at most 2 * (2^BITS - 1) * 127 in each 16 bits.
-  static constexpr int slabs_in_16_bits(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : 2; }
+  // A slab's products are at most 2 * (2^BITS - 1) * 127 in each 16 bits; those of 8-bit weights
+  // fit once 128 is taken from a weight.
+  static constexpr int slabs_in_16_bits(int bits) {
+    return bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+  }
+  template <int BITS>
+  static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
+    if constexpr (BITS < 8) return now(add_few(sum, products(weights, four)));
+    const __m256i a = same(four), bit = _mm256_set1_epi8(static_cast<char>(0x80));
+    Int products;
+    for (int i = 0; i < 2; i++) {
+      const __m256i w = _mm256_xor_si256(weights.v[i], bit);
+      products.v[i] = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+    }
+    return now(add_few(sum, products));
+  }
+  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
+    return add_int(sum, {_mm256_set1_epi32(value), _mm256_set1_epi32(value)});
+  }
   static EXO_INLINE Int products(Bytes weights, const int8_t* four) {
     const __m256i a = same(four);
     return {_mm256_maddubs_epi16(weights.v[0], a), _mm256_maddubs_epi16(weights.v[1], a)};
   }
   static EXO_INLINE Int add_products(Int few, Bytes weights, const int8_t* four) {
     const Int more = products(weights, four);
-    few = {_mm256_add_epi16(few.v[0], more.v[0]), _mm256_add_epi16(few.v[1], more.v[1])};
-    // Now: GCC would make a tree of all sums, and run out of registers.
-    asm("" : "+x"(few.v[0]), "+x"(few.v[1]));
-    return few;
-  }
-  static EXO_INLINE Int add_sixteenfold(Int a, Int b) {
-    return {_mm256_add_epi32(a.v[0], _mm256_slli_epi32(b.v[0], 4)),
-            _mm256_add_epi32(a.v[1], _mm256_slli_epi32(b.v[1], 4))};
+    return now({_mm256_add_epi16(few.v[0], more.v[0]), _mm256_add_epi16(few.v[1], more.v[1])});
   }
   static EXO_INLINE Int add_few(Int sum, Int few) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -142,6 +152,11 @@ struct Ops {
   }
 
  private:
+  // Computed here: GCC would make a tree of all sums, and run out of registers.
+  static EXO_INLINE Int now(Int sum) {
+    asm("" : "+x"(sum.v[0]), "+x"(sum.v[1]));
+    return sum;
+  }
   static EXO_INLINE __m256i same(const int8_t* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);

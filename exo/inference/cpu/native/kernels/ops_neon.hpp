@@ -64,15 +64,9 @@ struct Ops {
 #ifdef __ARM_FEATURE_MATMUL_INT8
       sum.v[i] = vusdotq_s32(sum.v[i], weights.v[i], a);
 #else
-      if constexpr (BITS < 8) {
-        sum.v[i] = vdotq_s32(sum.v[i], vreinterpretq_s8_u8(weights.v[i]), a);
-        continue;
-      }
-      // The instruction takes signed bytes: bit 7 of a weight counts as -128, so it is subtracted.
-      const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(weights.v[i], vdupq_n_u8(0x7f)));
-      const int8x16_t high = vreinterpretq_s8_u8(vandq_u8(weights.v[i], vdupq_n_u8(0x80)));
-      sum.v[i] = vdotq_s32(sum.v[i], low, a);
-      sum.v[i] = vsubq_s32(sum.v[i], vdotq_s32(vdupq_n_s32(0), high, a));
+      // The instruction takes signed bytes.
+      const uint8x16_t bit = vdupq_n_u8(BITS == 8 ? 0x80 : 0);
+      sum.v[i] = vdotq_s32(sum.v[i], vreinterpretq_s8_u8(veorq_u8(weights.v[i], bit)), a);
 #endif
     }
     return sum;
@@ -81,6 +75,10 @@ struct Ops {
   static constexpr int kWeightBits = 8;  // one dot product for all
 #else
   static constexpr int kWeightBits = 0;
+  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
+    for (auto& v : sum.v) v = vaddq_s32(v, vdupq_n_s32(value));
+    return sum;
+  }
 #endif
   static constexpr int64_t kPackedRows = 64;
 

@@ -5,7 +5,8 @@
 //   dot<BITS>(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j], the
 //   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. kPackedRows: see
 //   linear_int8.hpp. Where sums of 16 bits cost less: `products` of a slab, `add_products` of
-//   another of slabs_in_16_bits(bits) in all, `add_few` to a sum; add_sixteenfold: a + 16 b.
+//   another of slabs_in_16_bits(bits) in all, `add_few` to a sum. With `add_to_all`, which adds one
+//   integer to every lane, dot<8> takes 128 from each weight.
 //   entries(table, indices): of sixteen bytes those that are asked for.
 //   from_u8, from_i8: 16 bytes as floats; from_u4: four bits of each, from `shift` on.
 //   add_group: the two fused steps that linear_int8.hpp gives.

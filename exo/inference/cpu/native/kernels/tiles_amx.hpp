@@ -66,8 +66,7 @@ struct TileUnit {
 };
 #endif
 
-// What a tile of rows adds up: the coarse part of every group of columns and the fine part of those
-// that have one, in order. Kept for all blocks of outputs that the rows meet.
+// The steps of a tile of rows (linear_blocks.hpp), kept for all blocks of outputs that they meet.
 struct TileSteps {
   int64_t count;
   struct Step {
@@ -88,10 +87,8 @@ struct TileSteps {
     scales = reinterpret_cast<float*>(memory);
     sums = scales + 2 * groups * 16;
     steps = reinterpret_cast<Step*>(sums + 2 * groups * 16);
-    for (int64_t g = 0; g < groups; g++) {
-      add(x, x.coarse, row, rows, g);
-      if (any_fine[g]) add(x, x.fine, row, rows, g);
-    }
+    for_steps(x, any_fine, 0, groups,
+              [&](int64_t g, const QuantizedPart& part) { add(x, part, row, rows, g); });
   }
 
  private:
@@ -100,8 +97,8 @@ struct TileSteps {
     steps[count] = {part.values + row * x.cols + g * x.group, g};
     for (int64_t m = 0; m < 16; m++) {
       const int64_t at = (row + (m < rows ? m : rows - 1)) * (x.cols / x.group) + g;
-      scales[16 * count + m] = part.scales[at];
-      sums[16 * count + m] = part.sums[at];
+      scales[16 * count + m] = part.groups[at].scale;
+      sums[16 * count + m] = part.groups[at].sum;
     }
     count++;
   }
