@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -19,9 +21,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 0.01
+
+READ_AGAIN = ("HF_ENDPOINT", "HF_HUB_")
+"""What huggingface_hub.constants reads, of which nothing else is imported by then."""
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
@@ -29,7 +35,7 @@ def can_fork(environment: Mapping[str, str]) -> bool:
     libraries read while they are imported is read by then."""
     if sys.platform != "linux" or "PYTEST_VERSION" not in os.environ:
         return False  # benchmarks have theirs as users do
-    return all(name.startswith(("EXO_", "DEBUG")) for name in environment)
+    return all(name.startswith(("EXO_", "DEBUG", *READ_AGAIN)) for name in environment)
 
 
 class Forked:
@@ -62,14 +68,73 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Command(Forked):
+    """One whose output is read when it has ended."""
+
+    def __init__(self, pid: int, outputs: Sequence[Path]) -> None:
+        super().__init__(pid)
+        self._outputs = outputs
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        out, err = (path.read_text() for path in self._outputs)
+        return out, err
+
+
 def fork(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
     """Start `exo` with these arguments, its output at the end of `log`."""
-    log.touch()
-    job = {"arguments": [*arguments], "environment": {**environment}, "log": str(log)}
-    job["affinity"] = sorted(os.sched_getaffinity(0))
+    return Forked(_fork(arguments, environment, log, log))
+
+
+def start_command(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    outputs: Path,
+    cores: int | None = None,
+    files: int | None = None,
+) -> Command | subprocess.Popen[str]:
+    """Start `exo` with these arguments and additions to the environment, on `cores` cores with
+    `files` descriptors at most. Where it is forked, its output is in new files in the folder
+    `outputs`."""
+    whole = os.environ | environment
+    if not can_fork(environment):
+
+        def constrain() -> None:
+            if files:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+        return subprocess.Popen(
+            [sys.executable, "-m", "exo.cli.main", *arguments],
+            env=whole,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=constrain,
+        )
+    outputs.mkdir(exist_ok=True)
+    number = len(list(outputs.iterdir()))
+    out, err = outputs / f"{number}.out", outputs / f"{number}.err"
+    return Command(_fork(arguments, whole, out, err, cores, files), (out, err))
+
+
+def _fork(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    out: Path,
+    err: Path,
+    cores: int | None = None,
+    files: int | None = None,
+) -> int:
+    """Its process id."""
+    job = {"arguments": [*arguments], "environment": {**environment}}
+    job |= {"out": str(out), "err": str(err), "files": files}
+    job["affinity"] = sorted(os.sched_getaffinity(0))[:cores]
+    out.touch()
+    err.touch()
     starter = _starter()
     starter.send(json.dumps(job).encode())
-    return Forked(int(starter.recv(100)))
+    return int(starter.recv(100))
 
 
 @functools.cache
@@ -100,17 +165,31 @@ def _serve(jobs: socket.socket) -> None:
         os.close(told)
         os.close(tell)
         jobs.close()
-        job = json.loads(data)
-        sys.argv[1:] = job["arguments"]
-        os.environ.clear()
-        os.environ.update(job["environment"])
-        os.sched_setaffinity(0, job["affinity"])
-        log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        _become(json.loads(data))
         return
     os._exit(0)
+
+
+def _become(job: dict[str, Any]) -> None:
+    """Make this process the one that was asked for."""
+    sys.argv[1:] = job["arguments"]
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    if any(os.environ.get(name) != before.get(name) for name in _read_again(before)):
+        importlib.reload(sys.modules["huggingface_hub.constants"])
+    os.sched_setaffinity(0, job["affinity"])
+    if job["files"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (job["files"], job["files"]))
+    for path, descriptor in ((os.devnull, 0), (job["out"], 1), (job["err"], 2)):
+        flags = os.O_WRONLY | os.O_APPEND if descriptor else os.O_RDONLY
+        opened = os.open(path, flags)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+
+
+def _read_again(before: Mapping[str, str]) -> set[str]:
+    return {name for name in (*before, *os.environ) if name.startswith(READ_AGAIN)}
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zoo
 from cluster import ApiError, cluster, free_port
+from forked import start_command
 from hub_server import HubServer
 
 REPO = "org/tiny"
@@ -26,14 +25,16 @@ def server(tmp_path: Path) -> Iterator[HubServer]:
 
 
 def exo(folder: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
+    own = {
         "EXO_HOME": str(folder / "home"),
         "HF_HUB_CACHE": str(folder / "hub"),
         "HF_ENDPOINT": url,
         "HF_HUB_OFFLINE": "0",
     }
-    command = [sys.executable, "-m", "exo.cli.main", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    process = start_command(arguments, own, folder / "outputs")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
 def test_download_shows_what_came_and_rm_takes_it_away(tmp_path: Path, server: HubServer) -> None:

@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import os
 import random
-import resource
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from pathlib import Path
 import pytest
 import zoo
 from cluster import cluster, free_port, until
+from forked import Command, start_command
 from gguf_files import write_gguf
 from hub_server import HubServer
 from repositories import RUNNABLE, Shape, recorded, shaped
@@ -49,36 +48,21 @@ def shape(repo: str, server: HubServer, tmp_path: Path) -> Shape:
 
 def exo(
     folder: Path, server: HubServer, *arguments: str, cores: int = 1, files: int = FEW_FILES
-) -> subprocess.Popen[str]:
+) -> Command | subprocess.Popen[str]:
     """An exo of its own on few cores and with few descriptors."""
-
-    def constrain() -> None:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
-    environment = os.environ | {
+    own = {
         "EXO_HOME": str(folder / "home"),
         "HF_HUB_CACHE": str(folder / "hub"),
         "HF_ENDPOINT": server.url,
         "HF_HUB_OFFLINE": "0",
     }
-    node = ["--discovery-module", "none", "--interface", "lo"]
-    node += ["--chatgpt-api-port", str(free_port())]
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "exo.cli.main", *arguments),
-            *(node if arguments[0] in ("run", "download") else ()),
-        ],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=constrain,
-    )
+    if arguments[0] in ("run", "download"):
+        arguments += ("--discovery-module", "none", "--interface", "lo")
+        arguments += ("--chatgpt-api-port", str(free_port()))
+    return start_command(arguments, own, folder / "outputs", cores, files)
 
 
-def ended(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
+def ended(process: Command | subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
