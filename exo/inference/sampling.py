@@ -252,12 +252,24 @@ def _survivors(
 
 
 def _with_logprobs(token_id: int, raw: npt.NDArray[np.float32], top: int) -> SampledToken:
-    wide = raw.astype(np.float64)
-    peak = wide.max()
-    logprobs = wide - (peak + np.log(np.exp(wide - peak).sum()))
-    likeliest = np.argsort(-logprobs, kind="stable")[:top]
-    return SampledToken(
-        token_id,
-        float(logprobs[token_id]),
-        tuple((int(i), float(logprobs[i])) for i in likeliest),
-    )
+    # As in _draw: exponentials of a whole vocabulary in float32, each within 1e-6.
+    peak = raw.max()
+    exponentials = raw - peak
+    np.exp(exponentials, out=exponentials)
+    normalizer = float(peak) + math.log(float(exponentials.sum(dtype=np.float64)))
+
+    def logprob(token: int) -> float:
+        return float(raw[token]) - normalizer
+
+    likeliest = tuple((int(token), logprob(token)) for token in _likeliest(raw, top))
+    return SampledToken(token_id, logprob(token_id), likeliest)
+
+
+def _likeliest(raw: npt.NDArray[np.float32], top: int) -> npt.NDArray[np.intp]:
+    """The first `top` of a stable sort, which of a whole vocabulary takes longer than the kernels
+    of a small model."""
+    if top == 0:
+        return np.empty(0, np.intp)
+    least = np.partition(raw, -top)[-top] if top < len(raw) else -np.inf
+    candidates = np.flatnonzero(raw >= least)
+    return candidates[np.argsort(-raw[candidates], kind="stable")[:top]]

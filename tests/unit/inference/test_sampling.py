@@ -100,6 +100,21 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert token.top[1][1] == pytest.approx(expected[3])
 
 
+@given(data=st.data())
+def test_the_likeliest_tokens_are_the_first_of_a_stable_sort(data: st.DataObject) -> None:
+    value = st.sampled_from([-np.inf, -3.0, 0.0, 1.5, 2.0])
+    logits = np.array([*data.draw(st.lists(value, max_size=40)), 1.0], np.float32)
+    top = data.draw(st.integers(0, 20))
+    params = SamplingParams(temperature=0, logprobs=True, top_logprobs=top)
+    wide = logits.astype(np.float64)
+    logprobs = wide - np.log(np.exp(wide).sum())
+    expected = np.argsort(-logits, kind="stable")[:top]
+    found = sample(logits, params, [], 0)
+    assert [token for token, _ in found.top] == list(expected)
+    assert [logprob for _, logprob in found.top] == pytest.approx(logprobs[expected], abs=1e-5)
+    assert found.logprob == pytest.approx(logprobs[found.token_id], abs=1e-5)
+
+
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_damaged_logits_are_an_error_not_a_token(broken: float) -> None:
     with pytest.raises(EngineFailed, match="not finite"):
