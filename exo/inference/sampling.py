@@ -188,7 +188,7 @@ def _penalized(
     return scores
 
 
-_CUTS = (1e-3, 1e-6, 0.0)
+_CUTS = (1e-3, 1e-4, 1e-5, 1e-6, 0.0)
 """Tokens this much less likely than the likeliest are left out of sorting at first, which for all
 of a vocabulary takes longer than to compute the logits of a small model."""
 
@@ -208,8 +208,13 @@ def _draw(scores: npt.NDArray[np.float32], params: SamplingParams, position: int
     total = float(rough.sum(dtype=np.float64))
     # A counter-based generator: the draw depends on (seed, position) and on nothing before it.
     uniform = np.random.Generator(np.random.Philox(key=params.seed, counter=position)).random()
+    needed = 0.0
+    if not params.top_k and not params.min_p:
+        needed = total * (params.top_p if params.top_p < 1 else uniform)
     for cut in _CUTS:
         order = np.flatnonzero(rough >= cut)
+        if cut > 0 and rough[order].sum(dtype=np.float64) < needed:
+            continue  # there is no use in sorting these
         order = order[np.argsort(-scores[order], kind="stable")]
         weights = np.exp((scores[order].astype(np.float64) - peak) / params.temperature)
         cumulative = np.cumsum(weights)

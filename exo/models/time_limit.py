@@ -9,36 +9,41 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+AGAIN_S = 0.1
+"""Python ignores an exception that is raised in a weak reference's callback or a finalizer: then it
+is raised again."""
 
-class _Over(BaseException):
+
+class _Over(SystemExit):
     """Raised in the midst of the code: no `except Exception` of its own stops it."""
 
 
 def within(seconds: float, call: Callable[[], Result]) -> Result:
-    """The result of a call, on this thread. Not for the main thread.
+    """The result of a call, made on a thread of its own, which alone can be hit by what ends it.
 
     Raises:
         TimeoutError: it took longer. A call into C is waited for.
     """
-    thread = ctypes.c_ulong(threading.get_ident())
-    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    lock, done = threading.Lock(), False
+    results: list[Result] = []
+    errors: list[BaseException] = []
 
-    def stop() -> None:
-        with lock:
-            if not done:
-                raise_in(thread, ctypes.py_object(_Over))
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
+    def run() -> None:
         try:
-            return call()
-        finally:
-            with lock:
-                done = True
-                raise_in(thread, None)  # one that is on its way hits nobody else
-            timer.cancel()
-    except _Over:
-        raise TimeoutError(f"it took longer than {seconds} s") from None
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="time-limit", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    while thread.is_alive():
+        assert thread.ident is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(_Over)
+        )
+        thread.join(AGAIN_S)
+    if results:
+        return results[0]
+    if errors and not isinstance(errors[0], _Over):
+        raise errors[0]
+    raise TimeoutError(f"it took longer than {seconds} s") from None

@@ -81,6 +81,10 @@ def test_calls_are_named_as_mistrals_templates_want_it() -> None:
         "{% for a in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
     ],
 )
+@pytest.mark.filterwarnings(
+    # It is raised again where Python ignores it.
+    "ignore:Exception ignored in.*:pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_template_that_means_harm_is_ended(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "RENDER_S", 0.3)
     failed: list[BaseException] = []

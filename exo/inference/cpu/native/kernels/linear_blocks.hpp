@@ -4,10 +4,10 @@
 // For each group g of a part of the columns (matrix.hpp), in order, and every output n:
 //   y[n] = fma(scale[n][g] * x_scale[g], sum of q[n][k] * xq[k], y[n])
 //   y[n] = fma(offset[n][g], x_sum[g], y[n])
-// and, where the group is fine in some row of the tile, the same again from what is left over; in a
-// row where it is not fine, scale and sum are 0 there, which changes nothing.
-// `Ops` brings the instruction set: 16 outputs at a time, see ops_portable.hpp for what it must
-// have.
+// and, where the group is fine in some row of the tile, the same again from what is left over,
+// after all groups of its unit; in a row where it is not fine, scale and sum are 0 there, which
+// changes nothing. `Ops` brings the instruction set: 16 outputs at a time, see ops_portable.hpp for
+// what it must have.
 #pragma once
 
 #include <type_traits>
@@ -241,25 +241,25 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const GroupP
   for (int n = 0; n < N; n++) sums[n].finish_group(x.part[n], w.groups(), scale, offset, y);
 }
 
-// Calls add(GroupParts) with both parts, at once where their sums fit into registers.
-template <int M, typename Add>
-EXO_INLINE void add_both(const QuantizedRows& x, int64_t index, const Add& add) {
-  const QuantizedPart coarse = x.coarse.from(index, x.group), fine = x.fine.from(index, x.group);
-  if constexpr (M == 1) {
-    add(GroupParts<2>{{coarse, fine}});
-  } else {
-    for (const QuantizedPart& part : {coarse, fine}) add(GroupParts<1>{{part}});
-  }
-}
-
-// The few groups that have a fine part: apart from the loop over the others.
+// Groups that have a fine part: those of several rows are apart from the loop over the others,
+// which they would slow.
 template <Coding C, int M>
-__attribute__((noinline)) void add_fine_group(const Matrix& w, const uint8_t* p,
+__attribute__((noinline)) void add_fine_apart(const Matrix& w, const uint8_t* p,
                                               const QuantizedRows& x, int64_t index,
                                               Ops::Float* y) {
-  add_both<M>(x, index, [&](const auto& parts) __attribute__((always_inline)) {
-    add_packed_group<C, M>(w, p, parts, y);
-  });
+  for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
+    add_packed_group<C, M>(w, p, GroupParts<1>{{part->from(index, w.group)}}, y);
+  }
+}
+template <Coding C, int M>
+EXO_INLINE void add_fine_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
+                               int64_t index, Ops::Float* y) {
+  if constexpr (M == 1) {
+    const GroupParts<2> both{{x.coarse.from(index, w.group), x.fine.from(index, w.group)}};
+    add_packed_group<C, M>(w, p, both, y);
+  } else {
+    add_fine_apart<C, M>(w, p, x, index, y);
+  }
 }
 
 // One block for M rows, straight from the packed weights.

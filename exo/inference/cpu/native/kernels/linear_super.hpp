@@ -64,12 +64,23 @@ EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperSca
 }
 
 template <Coding C, int M>
-__attribute__((noinline)) void add_fine_unit(const Matrix& w, const uint8_t* p,
-                                             const SuperScales<C>& scales, int u,
-                                             const QuantizedRows& x, int64_t index, Ops::Float* y) {
-  add_both<M>(x, index, [&](const auto& parts) __attribute__((always_inline)) {
-    add_super_unit<C, M>(w, p, scales, u, parts, y);
-  });
+__attribute__((noinline)) void add_fine_apart(const Matrix& w, const uint8_t* p,
+                                              const SuperScales<C>& scales, int u,
+                                              const QuantizedRows& x, int64_t index,
+                                              Ops::Float* y) {
+  for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
+    add_super_unit<C, M>(w, p, scales, u, GroupParts<1>{{part->from(index, w.group)}}, y);
+  }
+}
+template <Coding C, int M>
+EXO_INLINE void add_fine_unit(const Matrix& w, const uint8_t* p, const SuperScales<C>& scales,
+                              int u, const QuantizedRows& x, int64_t index, Ops::Float* y) {
+  if constexpr (M == 1) {
+    const GroupParts<2> both{{x.coarse.from(index, w.group), x.fine.from(index, w.group)}};
+    add_super_unit<C, M>(w, p, scales, u, both, y);
+  } else {
+    add_fine_apart<C, M>(w, p, scales, u, x, index, y);
+  }
 }
 
 template <Coding C, int M>
