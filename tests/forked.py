@@ -100,6 +100,8 @@ def start_command(
     if not can_fork(environment):
 
         def constrain() -> None:
+            if cores and sys.platform == "linux":
+                os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
             if files:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
