@@ -31,12 +31,25 @@ def test_a_draw_is_that_of_the_whole_vocabulary_sorted(seed: int, position: int)
         uniform = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
         index = int(np.searchsorted(sums, uniform * sums[kept - 1], side="right"))
         found = sample(logits, params, [0] * position, position).token_id
-        # A millionth to either side may be another token.
+        # A millionth to either side may be other tokens.
         low, high = (
-            int(order[min(np.searchsorted(sums, uniform * sums[kept - 1] * by), kept - 1)])
+            min(int(np.searchsorted(sums, uniform * sums[kept - 1] * by)), kept - 1)
             for by in (1 - 1e-6, 1 + 1e-6)
         )
-        assert found in {int(order[min(index, kept - 1)]), low, high}
+        assert found in order[low : max(high, min(index, kept - 1)) + 1]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 400), st.floats(0.01, 60))
+def test_top_k_is_that_of_the_whole_vocabulary_sorted(seed: int, top_k: int, spread: float) -> None:
+    """However few are nearly as likely as the likeliest."""
+    rng = np.random.default_rng(seed % 1000)
+    logits = (rng.standard_normal(5000) * spread).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")[:top_k]
+    sums = np.cumsum(np.exp(logits[order].astype(np.float64) - logits.max()))
+    uniform = np.random.Generator(np.random.Philox(key=seed, counter=0)).random()
+    index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    found = sample(logits, SamplingParams(temperature=1, top_k=top_k, seed=seed), [], 0)
+    assert found.token_id == order[min(index, len(order) - 1)]
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 50))
