@@ -208,9 +208,10 @@ def _draw(scores: npt.NDArray[np.float32], params: SamplingParams, position: int
     total = float(rough.sum(dtype=np.float64))
     # A counter-based generator: the draw depends on (seed, position) and on nothing before it.
     uniform = np.random.Generator(np.random.Philox(key=params.seed, counter=position)).random()
-    needed = 0.0
+    filtered = bool(params.top_k) or params.top_p < 1 or params.min_p > 0
+    needed = 0.0  # of the mass, for sorting to be of use
     if not params.top_k and not params.min_p:
-        needed = total * (params.top_p if params.top_p < 1 else uniform)
+        needed = total * (params.top_p if filtered else uniform)
     # Where the first does not hold top_k of them, these are found at once.
     for cut in (_CUTS[0], _CUTS[-1]) if params.top_k else _CUTS:
         if cut == 0 and params.top_k:
@@ -218,14 +219,13 @@ def _draw(scores: npt.NDArray[np.float32], params: SamplingParams, position: int
         else:
             order = np.flatnonzero(rough >= cut)
             if cut > 0 and rough[order].sum(dtype=np.float64) < needed:
-                continue  # there is no use in sorting these
+                continue
             order = order[np.argsort(-scores[order], kind="stable")]
         weights = np.exp((scores[order].astype(np.float64) - peak) / params.temperature)
         cumulative = np.cumsum(weights)
         kept = _survivors(weights, cumulative, total, params, is_all=cut == 0)
         # Where the filters keep tokens beyond the cut, the draw may still fall before it.
         reach = uniform * (total if kept is None else float(cumulative[kept - 1]))
-        filtered = params.top_k or params.top_p < 1 or params.min_p > 0
         if kept is None and (filtered or cumulative[-1] <= reach):
             continue
         index = int(np.searchsorted(cumulative, reach, side="right"))
