@@ -17,6 +17,8 @@
 
 namespace exo {
 
+void throw_bits(int bits) { throw std::invalid_argument("bits " + std::to_string(bits)); }
+
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;

@@ -75,6 +75,10 @@ struct Coding {
   Table table = Table::kNone;
 };
 
+// Not here: every instruction set's file would have the text's functions, compiled for it, and the
+// linker might take these.
+[[noreturn]] void throw_bits(int bits);
+
 // Calls use with the number of bits as a constant.
 template <typename Use>
 void with_bits(int bits, const Use& use) {
@@ -92,7 +96,7 @@ void with_bits(int bits, const Use& use) {
     case 8:
       return use(std::integral_constant<int, 8>{});
     default:
-      throw std::invalid_argument("bits " + std::to_string(bits));
+      throw_bits(bits);
   }
 }
 

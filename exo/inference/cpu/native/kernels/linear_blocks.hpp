@@ -6,8 +6,10 @@
 //   y[n] = fma(offset[n][g], x_sum[g], y[n])
 // and, where the group is fine in some row of the tile, the same again from what is left over,
 // after all groups of its unit; in a row where it is not fine, scale and sum are 0 there, which
-// changes nothing. `Ops` brings the instruction set: 16 outputs at a time, see ops_portable.hpp for
-// what it must have.
+// changes nothing.
+//
+// `Ops` brings the instruction set: 16 outputs at a time, see ops_portable.hpp for what it must
+// have.
 #pragma once
 
 #include <type_traits>
@@ -216,7 +218,8 @@ struct SlabSums {
   }
 };
 
-// The first row's group of the activations' N parts that are added.
+// The first row's group of the activations' N parts that are added. No std::array: its functions
+// are not in this namespace (vector.hpp).
 template <int N>
 struct GroupParts {
   QuantizedPart part[N];
