@@ -56,6 +56,7 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "glm4_moe": "glm4moe",
     "minimax": "minimax-m2",
+    "llama4": "llama4",
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
 }
@@ -112,7 +113,9 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{experts[1]}.ffn_{experts[2]}_exps.{kind}"
     if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
         return f"blk.{sinks[1]}.attn_sinks.weight"
-    if shared := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.shared_experts?\.(\w+)_proj", module):
+    if shared := re.fullmatch(
+        r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.shared_experts?\.(\w+)_proj", module
+    ):
         return f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{kind}"
     if name.endswith("shared_expert_gate.weight"):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp_shexp.{kind}"
@@ -341,6 +344,15 @@ def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _llama4(config: dict[str, Any]) -> dict[str, Any]:
+    """See Llama4Model of llama.cpp's conversion/llama.py."""
+    return {
+        "feed_forward_length": config["intermediate_size_mlp"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+    }
+
+
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "gemma4_text": _gemma4,
@@ -356,6 +368,7 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]
     },
     "glm4_moe": _routed,
+    "llama4": _llama4,
     "minimax": lambda config: {
         "rope.dimension_count": config["rotary_dim"],
         "expert_feed_forward_length": config["intermediate_size"],

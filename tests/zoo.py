@@ -398,6 +398,8 @@ _TEXT_SPECIAL: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 8,
         "num_experts_per_tok": 1,
         "interleave_moe_layer_step": 2,
+        "rms_norm_eps": 1e-6,  # mlx-lm's of heads, whatever the configuration says
+        "floor_scale": 4,
         "rope_scaling": None,
     },
     "qwen3_vl_moe": {"tie_word_embeddings": False},

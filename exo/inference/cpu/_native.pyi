@@ -33,8 +33,9 @@ class Routing(Enum):
     SOFTMAX_THEN_TOP = 0
     SOFTMAX_THEN_TOP_SUMMED_1 = 1
     TOP_THEN_SOFTMAX = 2
-    SIGMOID = 3
-    SIGMOID_SUMMED_1 = 4
+    TOP_THEN_SIGMOID = 3
+    SIGMOID = 4
+    SIGMOID_SUMMED_1 = 5
 
 class Matrix:
     rows: int
@@ -175,6 +176,7 @@ class Layer:
     parallel: bool
     query_growth: float
     query_span: int
+    query_ahead: int
     q: Matrix
     k: Matrix
     v: Matrix
@@ -190,6 +192,7 @@ class Layer:
     sinks: list[float]
     rope: int
     window: int
+    in_chunks: bool
     gate: Matrix
     up: Matrix
     down: Matrix
@@ -223,6 +226,7 @@ class Spec:
     experts_per_token: int
     routing: Routing
     expert_scale: float
+    weighs_inputs: bool
     expert_groups: int
     groups_per_token: int
     judged_per_group: int

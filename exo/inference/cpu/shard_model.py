@@ -167,6 +167,8 @@ class CheckpointModel:
         spec.experts_per_token = arch.experts_per_token
         spec.routing = native.Routing[arch.routing]
         spec.expert_scale = arch.expert_scale
+        experts = arch.family.experts
+        spec.weighs_inputs = experts is not None and experts.weighs_inputs
         groups, chosen, judged = arch.expert_groups
         spec.expert_groups, spec.groups_per_token = groups, chosen
         spec.judged_per_group = judged

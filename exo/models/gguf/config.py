@@ -94,21 +94,23 @@ def _rope_scaling(gguf: GGUF, value: Metadata, config: dict[str, Any]) -> dict[s
 def _llama3_scaling(
     factors: npt.NDArray[np.float32], head_dim: int, theta: float
 ) -> dict[str, Any]:
-    """Llama 3.1's scaling, which GGUF stores as the factor of each frequency.
+    """The scaling of Llama 3.1 and of Llama 4, where it has no ramp; GGUF stores the factor of each
+    frequency.
 
     Formula: section 3.4.1 of https://arxiv.org/abs/2407.21783 as in Meta's reference code; the
     parameters are checked against the stored factors.
     """
-    scaling = {
-        "rope_type": "llama3",
-        "factor": float(factors.max()),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
     wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = np.clip((8192 / wavelengths - 1.0) / 3.0, 0, 1)
-    expected = 1 / ((1 - smooth) / factors.max() + smooth)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-2):
-        raise ModelUnsupported("the GGUF file's rope_freqs are not those of Llama 3")
-    return scaling
+    turns = 8192 / wavelengths
+    for high in (4.0, 1.0):
+        smooth = np.clip((turns - 1.0) / (high - 1.0), 0, 1) if high > 1 else turns >= 1
+        expected = 1 / ((1 - smooth) / factors.max() + smooth)
+        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-2):
+            return {
+                "rope_type": "llama3",
+                "factor": float(factors.max()),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": 8192,
+            }
+    raise ModelUnsupported("the GGUF file's rope_freqs are not those of Llama 3 or 4")

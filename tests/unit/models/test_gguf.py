@@ -75,13 +75,15 @@ def test_a_file_computes_what_its_source_does(
     source, folder = tmp_path / "source", tmp_path / "folder"
     # Files do not say what Gemma's attention divides by: the width of a head, but in the largest.
     # Nor which of Command R7B's layers see all: every fourth. Nor how LFM2 weighs experts: their
-    # shares are brought to a sum of 1.
+    # shares are brought to a sum of 1. Nor how far a chunk of Llama 4's reaches.
     unsaid: dict[str, Any] = {"query_pre_attn_scalar": 16}
     if model_type == "cohere2":
         unsaid = {"sliding_window_pattern": 4}
     if model_type == "lfm2_moe":
         unsaid = {"norm_topk_prob": True, "routed_scaling_factor": 1.0}
     config = zoo.tiny_config(model_type) | unsaid | more
+    if model_type == "llama4":
+        config["text_config"] |= {"attention_chunk_size": 8192, "floor_scale": 8192}
     zoo.write_checkpoint(model_type, source, config)
     write_gguf(source, tmp_path / "m.gguf")
     write_folder([tmp_path / "m.gguf"], folder)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo.errors import ModelUnsupported
-from exo.inference.cpu.families.family import Experts, Family, Mixer
+from exo.inference.cpu.families.family import Experts, Family, Growth, Mixer
 from exo.inference.cpu.families.positions import Config, head_dim
 from exo.inference.cpu.families.rope import RopeTable
 from exo.inference.cpu.families.table import FAMILIES
@@ -54,10 +54,10 @@ class Latent:
 
 @dataclass(frozen=True)
 class Architecture:
-    """`ropes`, `windows`, `mixers`, `head_shapes` (KV heads and their size) and `kv_from` (whose
-    keys and values are read) have one entry a layer; a window of 0 sees everything before.
-    `expert_layers` are those with a mixture. `guessing_layers` come after the others and guess
-    further tokens, as in DeepSeek V3: nothing here asks them."""
+    """`ropes`, `windows`, `mixers`, `query_growth`, `plain_norms`, `head_shapes` (KV heads and
+    their size) and `kv_from` (whose keys and values are read) have one entry a layer; a window of
+    0 sees everything before. `expert_layers` are those with a mixture. `guessing_layers` come
+    after the others and guess further tokens, as in DeepSeek V3: nothing here asks them."""
 
     family: Family
     n_layers: int
@@ -73,7 +73,8 @@ class Architecture:
     mixers: tuple[Mixer, ...]
     mlp_layers: frozenset[int]
     parallel: bool
-    query_growth: tuple[float, int]
+    query_growth: tuple[Growth | None, ...]
+    plain_norms: tuple[str, ...]
     head_shapes: tuple[tuple[int, int], ...]
     kv_from: tuple[int, ...]
     values_are_keys: frozenset[int]
@@ -166,7 +167,8 @@ def _read(config: Config, family: Family) -> Architecture:
         mixers=mixers,
         mlp_layers=frozenset(i for i in range(n_layers) if family.mlps(config, i)),
         parallel=family.parallel(config),
-        query_growth=family.growth(config),
+        query_growth=tuple(family.growth(config, i) for i in range(n_layers)),
+        plain_norms=tuple(family.plain_norms(config, i) for i in range(n_layers)),
         head_shapes=tuple(family.head_shape(own, i) for i in range(n_layers))
         if family.head_shape
         else ((kv_heads, width),) * n_layers,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.families.family import Family, Growth
 from exo.inference.cpu.families.positions import (
     Config,
     cohere2_rope,
@@ -116,9 +116,9 @@ def _ministral3_config(config: Config) -> Config:
     return {**config, "rope_theta": rope["rope_theta"], "rope_scaling": rope}
 
 
-def _ministral3_growth(config: Config) -> tuple[float, int]:
+def _ministral3_growth(config: Config, layer: int) -> Growth:
     rope = config["rope_parameters"]
-    return rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"])
+    return Growth(rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"]))
 
 
 def _gpt_neox_config(config: Config) -> Config:

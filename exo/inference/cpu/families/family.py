@@ -26,6 +26,16 @@ _LLAMA_NORMS = {
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Llama 4's: a query at `position` is multiplied by 1 + rate * log(1 + (position + ahead) //
+    span)."""
+
+    rate: float
+    span: int
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture below `mlp`: the router, experts stacked or one by one (`experts.N`).
 
@@ -34,8 +44,9 @@ class Experts:
     what scales it, `bias` what is added to the scores where experts are chosen. `routing` is the
     native Routing's, `normalized` where the config wants a sum of 1; `scale` multiplies the
     weights. `joined`: a checkpoint may have all experts' gates over their ups in one tensor, as
-    `experts.gate_up_proj`. Without `gated` there are no gates. `groups`: how many there are to
-    choose from, how many are, by how many experts."""
+    `experts.gate_up_proj`. Without `gated` there are no gates; with `weighs_inputs` what experts
+    read is weighed, not what they give. `groups`: how many there are to choose from, how many are,
+    by how many experts."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"
@@ -50,6 +61,7 @@ class Experts:
     bias: str = ""
     joined: bool = False
     gated: bool = True
+    weighs_inputs: bool = False
     scale: Callable[[Config], float] = lambda config: 1.0
     groups: Callable[[Config], tuple[int, int, int]] = lambda config: (1, 1, 1)
 
@@ -78,8 +90,12 @@ def _itself(config: Config, layer: int) -> int:
     return layer
 
 
-def _no_growth(config: Config) -> tuple[float, int]:
-    return 0.0, 1
+def _no_growth(config: Config, layer: int) -> Growth | None:
+    return None
+
+
+def _none_plain(config: Config, layer: int) -> str:
+    return ""
 
 
 def _as_it_is(config: Config) -> Config:
@@ -104,12 +120,13 @@ class Family:
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
     one of two matrices. In `parallel` layers it reads what the attention does, through the
     attention's norm where it has none of its own.
-    `growth`: Llama 4's of queries with their positions, and over how many positions. `head_shape`:
-    KV heads and their size where layers differ, `kv_from` the layer whose keys and values another
-    reads; with `value_norms` values are normed, without weights, and where `values_are_keys` they
-    are what becomes the keys. `token_inputs`: the key of the config with the size of what tokens
-    bring to each layer. `mixture_norms`: the native MixtureNorms', by what a layer calls them;
-    experts have scales there. `layer_scales`: a layer ends in a factor."""
+    `in_chunks`: a window is a chunk of positions, of which each sees its own. `growth` is that of
+    queries with their positions. `head_shape`: KV heads and their size where layers differ,
+    `kv_from` the layer whose keys and values another reads; `plain_norms` which of q, k and v are
+    normed without weights, and where `values_are_keys` values are what becomes the keys.
+    `token_inputs`: the key of the config with the size of what tokens bring to each layer.
+    `mixture_norms`: the native MixtureNorms', by what a layer calls them; experts have scales
+    there. `layer_scales`: a layer ends in a factor."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -129,14 +146,15 @@ class Family:
     explicit_head_dim: bool = True
     rope: Callable[[Config, int], RopeTable | None] = llama_rope
     window: Callable[[Config, int], int] = full_attention
+    in_chunks: bool = False
     mixer: Callable[[Config, int], Mixer] = _attends
     mlps: Callable[[Config, int], bool] = _every_layer
     gated: bool = True
     parallel: Callable[[Config], bool] = _never
-    growth: Callable[[Config], tuple[float, int]] = _no_growth
+    growth: Callable[[Config, int], Growth | None] = _no_growth
     head_shape: Callable[[Config, int], tuple[int, int]] | None = None
     kv_from: Callable[[Config, int], int] = _itself
-    value_norms: bool = False
+    plain_norms: Callable[[Config, int], str] = _none_plain
     values_are_keys: Callable[[Config, int], bool] = _in_no_layer
     token_inputs: str = ""
     mixture_norms: Mapping[str, str] = field(default_factory=dict)

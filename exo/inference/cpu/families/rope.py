@@ -75,6 +75,8 @@ def _llama3(
     slow = wavelengths > context / low
     between = (wavelengths > context / high) & (wavelengths < context / low)
     scaled = np.where(slow, periods * factor, periods)
+    if low == high:  # Llama 4's: no ramp between them
+        return scaled
     smooth = (context / wavelengths - low) / (high - low)
     return np.where(between, scaled / ((1 - smooth) / factor + smooth), scaled)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from exo.inference.cpu.families.dense import DENSE
 from exo.inference.cpu.families.family import Family
 from exo.inference.cpu.families.gemma4 import GEMMA4
+from exo.inference.cpu.families.llama4 import LLAMA4, LLAMA4_TEXT
 from exo.inference.cpu.families.mixtures import MIXTURES
 from exo.inference.cpu.families.recurrent import RECURRENT
 
@@ -19,4 +20,6 @@ FAMILIES: Mapping[str, Family] = {
     **RECURRENT,
     "gemma4": GEMMA4,
     "gemma4_text": GEMMA4,
+    "llama4": LLAMA4,
+    "llama4_text": LLAMA4_TEXT,
 }

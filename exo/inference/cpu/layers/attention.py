@@ -40,13 +40,13 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
     has_keys = arch.kv_from[index] == index
     layer.kv_heads, layer.head_dim = arch.head_shapes[index]
     layer.kv_from = -1 if has_keys else arch.kv_from[index]
-    if family.value_norms:
-        layer.v_norm = [1.0] * layer.head_dim
+    for part in arch.plain_norms[index]:
+        setattr(layer, f"{part}_norm", [1.0] * layer.head_dim)
     if arch.head_norms:
         layer.q_norm = norm(family, packer, f"{prefix}.q_norm.weight")
         if has_keys:
             layer.k_norm = norm(family, packer, f"{prefix}.k_norm.weight")
-        layer.norm_after_rope = family.norm_after_rope
+    layer.norm_after_rope = family.norm_after_rope
     if family.sinks:
         layer.sinks = as_list(packer.floats(f"{prefix}.sinks"))
     if family.fused_attention == "stacked":

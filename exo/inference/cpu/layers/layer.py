@@ -60,7 +60,10 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     prefix, mixer = f"model.layers.{index}", arch.mixers[index]
     layer = native.Layer()
     layer.rope, layer.window = rope, arch.windows[index]
-    layer.query_growth, layer.query_span = arch.query_growth
+    layer.in_chunks = arch.family.in_chunks and layer.window > 0
+    if growth := arch.query_growth[index]:
+        layer.query_growth, layer.query_span = growth.rate, growth.span
+        layer.query_ahead = growth.ahead
     norms = _norms(arch, packer.checkpoint, index)
     for place, name in norms.items():
         setattr(layer, place, norm(arch.family, packer, f"{prefix}.{name}.weight"))

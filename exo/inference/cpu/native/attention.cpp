@@ -63,7 +63,7 @@ void Model::attention(const Layer& layer, int index) {
     const Row& row = row_[at_least(i)];
     float scale = spec_.attention_scale;
     if (layer.query_growth != 0.f) {
-      const float spans = static_cast<float>(row.position / layer.query_span);
+      const float spans = static_cast<float>((row.position + layer.query_ahead) / layer.query_span);
       scale *= 1.f + layer.query_growth * static_cast<float>(same::log1p(spans));
     }
     for (int64_t d = 0; d < q_width; d++) q[d] *= scale;
@@ -96,7 +96,7 @@ void Model::attend(const Layer& layer, int index) {
   const HeadShape shape = shape_of(layer);
   const int64_t hd = shape.dim, q_width = spec_.heads * hd;
   const int per_kv = spec_.heads / shape.heads;
-  const AttentionRule rule{spec_.attention_soft_cap, layer.window};
+  const AttentionRule rule{spec_.attention_soft_cap, layer.window, layer.in_chunks};
   struct Task {
     int64_t row, count;  // rows of the batch
     int64_t begin, end;  // chunks of keys
@@ -110,8 +110,7 @@ void Model::attend(const Layer& layer, int index) {
     for (int64_t i = 0; i < slice.length; i += kQueryTile) {
       const int64_t count = std::min(kQueryTile, slice.length - i);
       const int64_t seen = slice.start + i + count;
-      const int64_t oldest =
-          layer.window > 0 ? std::max<int64_t>(0, slice.start + i + 1 - layer.window) : 0;
+      const int64_t oldest = std::max<int64_t>(0, rule.first_seen(slice.start + i));
       const int64_t begin = oldest / kChunkTokens, end = (seen + kChunkTokens - 1) / kChunkTokens;
       for (int h = 0; h < shape.heads; h++) {
         if (slice.length > kQueryTile || end - begin == 1) {

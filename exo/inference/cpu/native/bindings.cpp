@@ -186,6 +186,7 @@ NB_MODULE(_native, m) {
       .value("SOFTMAX_THEN_TOP", Routing::kSoftmaxThenTop)
       .value("SOFTMAX_THEN_TOP_SUMMED_1", Routing::kSoftmaxThenTopSummed1)
       .value("TOP_THEN_SOFTMAX", Routing::kTopThenSoftmax)
+      .value("TOP_THEN_SIGMOID", Routing::kTopThenSigmoid)
       .value("SIGMOID", Routing::kSigmoid)
       .value("SIGMOID_SUMMED_1", Routing::kSigmoidSummed1);
 
@@ -328,6 +329,7 @@ NB_MODULE(_native, m) {
       .def_rw("parallel", &Layer::parallel)
       .def_rw("query_growth", &Layer::query_growth)
       .def_rw("query_span", &Layer::query_span)
+      .def_rw("query_ahead", &Layer::query_ahead)
       .def_rw("q", &Layer::q)
       .def_rw("k", &Layer::k)
       .def_rw("v", &Layer::v)
@@ -343,6 +345,7 @@ NB_MODULE(_native, m) {
       .def_rw("sinks", &Layer::sinks)
       .def_rw("rope", &Layer::rope)
       .def_rw("window", &Layer::window)
+      .def_rw("in_chunks", &Layer::in_chunks)
       .def_rw("gate", &Layer::gate)
       .def_rw("up", &Layer::up)
       .def_rw("down", &Layer::down)
@@ -376,6 +379,7 @@ NB_MODULE(_native, m) {
       .def_rw("experts_per_token", &Spec::experts_per_token)
       .def_rw("routing", &Spec::routing)
       .def_rw("expert_scale", &Spec::expert_scale)
+      .def_rw("weighs_inputs", &Spec::weighs_inputs)
       .def_rw("expert_groups", &Spec::expert_groups)
       .def_rw("groups_per_token", &Spec::groups_per_token)
       .def_rw("judged_per_group", &Spec::judged_per_group)

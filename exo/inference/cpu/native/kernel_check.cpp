@@ -334,6 +334,7 @@ Model recurrent_model() {
   spec.hidden = 64, spec.heads = 3, spec.kv_heads = 1, spec.head_dim = 48;
   spec.attention_scale = 0.2f, spec.cache_limit_bytes = 1 << 26;
   spec.experts_per_token = 2, spec.routing = Routing::kSigmoidSummed1;
+  spec.weighs_inputs = true;
   spec.expert_groups = 3, spec.groups_per_token = 2, spec.judged_per_group = 2;
   Model model(spec);
   model.ropes = {{{1.f, 0.3f, 0.1f, 0.03f}, 1.f, true}};
@@ -394,7 +395,8 @@ Model recurrent_model() {
   alone.gate = alone.up = alone.down = nullptr;
   model.layers[4].gate = nullptr;
   Layer& both = model.layers[5];
-  both.parallel = true, both.query_growth = 0.1f, both.query_span = 30;
+  both.parallel = true, both.window = 70, both.in_chunks = true;
+  both.query_growth = 0.1f, both.query_span = 30, both.query_ahead = 1;
   both.q = random_affine(144, 64, 4, 32), both.o = random_dense(64, 144);
   both.k = random_affine(48, 64, 4, 32), both.v = random_affine(48, 64, 4, 32);
   both.gate = nullptr, both.router = random_dense(6, 64);

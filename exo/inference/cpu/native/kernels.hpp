@@ -85,6 +85,13 @@ struct KVView {
 struct AttentionRule {
   float soft_cap;  // 0: none; else scores become cap * tanh(score / cap)
   int window;      // 0: all earlier tokens; else the newest `window`, the token itself included
+  bool in_chunks;  // those of its own chunk of `window` tokens instead
+
+  // The first position that a query at `position` sees; below 0: all.
+  [[gnu::always_inline]] int64_t first_seen(int64_t position) const {
+    if (in_chunks) return position - position % window;
+    return window > 0 ? position + 1 - window : 0;
+  }
 };
 
 // Softmax over the keys of one chunk, for one query row: what a later merge needs.

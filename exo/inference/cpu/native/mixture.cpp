@@ -47,7 +47,7 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
     float total = 0;
     for (float& w : weight) total += w = same::exp(w - best);
     for (float& w : weight) w /= total;
-  } else if (spec.routing != Routing::kTopThenSoftmax) {
+  } else if (spec.routing == Routing::kSigmoid || spec.routing == Routing::kSigmoidSummed1) {
     for (float& w : weight) w = same::sigmoid(w);
   }
   std::vector<float> score(weight);
@@ -63,12 +63,15 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
   float total = 0;
   for (size_t t = 0; t < choice.size(); t++) {
     const float own = weight[at_least(order[t])];
-    choice[t] = {order[t], spec.routing == Routing::kTopThenSoftmax ? same::exp(own - best) : own};
+    choice[t] = {order[t], spec.routing == Routing::kTopThenSoftmax   ? same::exp(own - best)
+                           : spec.routing == Routing::kTopThenSigmoid ? same::sigmoid(own)
+                                                                      : own};
     total += choice[t].weight;
   }
-  const bool as_they_are =
-      spec.routing == Routing::kSoftmaxThenTop || spec.routing == Routing::kSigmoid;
-  for (Choice& one : choice) one.weight *= (as_they_are ? 1.f : 1.f / total) * spec.expert_scale;
+  const bool sums_to_1 = spec.routing == Routing::kSoftmaxThenTopSummed1 ||
+                         spec.routing == Routing::kTopThenSoftmax ||
+                         spec.routing == Routing::kSigmoidSummed1;
+  for (Choice& one : choice) one.weight *= (sums_to_1 ? 1.f / total : 1.f) * spec.expert_scale;
 }
 
 }  // namespace
@@ -124,7 +127,12 @@ void Model::experts(const Layer& layer) {
 
   gathered_.resize(slots, hidden, groups_of({any.gate.get(), any.up.get()}));
   each_row(slots, [&](int64_t i) {
-    gathered_.copy_row(chosen[at_least(i)].place, for_experts, chosen[at_least(i)].row);
+    const Slot& slot = chosen[at_least(i)];
+    gathered_.copy_row(slot.place, for_experts, slot.row);
+    if (!spec_.weighs_inputs) return;
+    float* row = gathered_.row(slot.place);
+    for (int64_t d = 0; d < hidden; d++) row[d] *= slot.weight;
+    gathered_.quantize(slot.place, 1);
   });
   gated_.resize(slots, width, groups_of({any.down.get()}));
   grow(up_, slots * width);
@@ -172,7 +180,8 @@ void Model::experts(const Layer& layer) {
     std::memset(y, 0, at_least(hidden) * sizeof(float));
     for (int64_t t = 0; t < top; t++) {
       const Slot& slot = chosen[at_least(i * top + t)];
-      k.add_scaled(y, expert_out_.data() + slot.place * hidden, slot.weight, hidden);
+      const float weight = spec_.weighs_inputs ? 1.f : slot.weight;
+      k.add_scaled(y, expert_out_.data() + slot.place * hidden, weight, hidden);
     }
     if (norms != nullptr) k.rms_norm(y, norms->after_experts.data(), y, hidden, spec_.norm_eps);
     if (layer.up) {

@@ -28,6 +28,7 @@ enum class Routing : uint8_t {
   kSoftmaxThenTop,         // probabilities over all experts, the top ones as they are
   kSoftmaxThenTopSummed1,  // the same, divided by their sum
   kTopThenSoftmax,         // probabilities over the top ones
+  kTopThenSigmoid,         // of each of the top ones by itself
   kSigmoid,                // of each by itself, the top ones as they are
   kSigmoidSummed1,         // the same, divided by their sum
 };
@@ -122,6 +123,7 @@ struct Layer {
   std::vector<float> sinks;  // [heads]
   int rope = -1;             // index into Model::ropes; -1: no positions
   int window = 0;            // 0: all earlier tokens
+  bool in_chunks = false;    // see AttentionRule
   MatrixPtr gate, up, down;
   MatrixPtr router, shared_gate;
   std::vector<float> router_bias;  // added where experts are chosen, not where they are weighed
@@ -134,9 +136,10 @@ struct Layer {
   std::shared_ptr<DeltaNet> delta_net;
   std::shared_ptr<ShortConvolution> short_convolution;
   std::shared_ptr<StateSpace> state_space;
-  // Queries grow by 1 + query_growth log(1 + floor(position / query_span)), as in Llama 4.
+  // Queries grow by 1 + query_growth log(1 + floor((position + query_ahead) / query_span)), as in
+  // Llama 4.
   float query_growth = 0.f;
-  int query_span = 1;
+  int query_span = 1, query_ahead = 0;
 
   bool attends() const { return q || latent; }
   bool caches() const { return attends() && kv_from < 0; }
@@ -157,6 +160,7 @@ struct Spec {
   int experts_per_token = 0;
   Routing routing = Routing::kTopThenSoftmax;
   float expert_scale = 1.f;
+  bool weighs_inputs = false;  // what experts read is weighed, not what they give
   // Only the best groups of neighbouring experts are chosen from, by the sum of their best ones.
   int expert_groups = 1, groups_per_token = 1, judged_per_group = 1;
   bool precise = false;  // float activations everywhere

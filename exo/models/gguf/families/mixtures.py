@@ -43,6 +43,11 @@ _QWEN2_MOE = {
     **shared("mlp.shared_expert"),
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_LLAMA4 = {
+    **{f"ffn_{place}": f"feed_forward.{place}_proj" for place in ("gate", "up", "down")},
+    **experts("feed_forward.router", "feed_forward.experts"),
+    **shared("feed_forward.shared_expert"),
+}
 _MINIMAX = {**_SPARSE_BLOCK, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
 _GRANITE_MOE = {**_SPARSE_BLOCK, "ffn_gate_inp": "block_sparse_moe.router.layer"}
 
@@ -160,6 +165,23 @@ def _latents(metadata: Metadata, config: Config) -> Config:
     return found
 
 
+def _llama4(metadata: Metadata, config: Config) -> Config:
+    """What llama.cpp's llama4.cpp takes as given stands here as well; of its models only Maverick,
+    with 128 experts, has no norms of heads."""
+    count = metadata("expert_count")
+    text = {
+        "rope_scaling": None,
+        **config,
+        **_mixtral(metadata, config),
+        "intermediate_size": metadata("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": metadata("interleave_moe_layer_step"),
+        "attention_chunk_size": 8192,
+        "use_qk_norm": count != 128,
+    }
+    return {"text_config": text}
+
+
 MIXTURES: Mapping[str, GGUFFamily] = {
     "qwen3moe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
     "qwen3vlmoe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
@@ -171,6 +193,7 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "glm4moe": GGUFFamily("glm4_moe", tensors=_GLM4_MOE, config=_glm4_moe),
     "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
+    "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
     "deepseek2": GGUFFamily("glm4_moe_lite", tensors=_LATENTS, config=_latents),
 }
 

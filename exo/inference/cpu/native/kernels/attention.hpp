@@ -133,7 +133,7 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
   int first[R], last[R], begin = kChunkTokens, end = 0;
   for (int r = 0; r < R; r++) {
     int64_t to = positions[r] + 1 - base;
-    int64_t from = rule.window > 0 ? to - rule.window : 0;
+    int64_t from = rule.first_seen(positions[r]) - base;
     to = to > kChunkTokens ? kChunkTokens : to;
     from = from < 0 ? 0 : from;
     first[r] = static_cast<int>(from), last[r] = static_cast<int>(to);
