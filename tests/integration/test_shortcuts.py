@@ -71,7 +71,8 @@ async def test_every_answer_has_the_bits_that_it_has_alone(
 ) -> None:
     rng = random.Random(nodes)
     async with cluster(tmp_path, exo_home) as c:
-        await ring(c, nodes, 11)  # room for two of these chats
+        # Room for two of these chats; and for any of them on one node, should the other be slow.
+        await ring(c, nodes, 14)
         first = c.nodes["n0"]
         some = chats(rng)
         sampled = [{"temperature": i % 3 / 2, "seed": i} for i in range(len(some))]
