@@ -13,18 +13,25 @@ from exo.errors import InvalidFrame, PlanMismatch
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """Layers [start_layer, end_layer) of a model of n_layers.
+    """Layers [start_layer, end_layer) of a model of n_layers. Of a mixture's experts that only some
+    tokens go through `expert_share` of the bytes is in memory, the rest on disk.
 
     Raises:
-        InvalidFrame: the range is empty or outside [0, n_layers).
+        InvalidFrame: the range is empty or outside [0, n_layers), or the share outside (0, 1].
     """
 
     model_id: str
     start_layer: int
     end_layer: int
     n_layers: int
+    expert_share: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.expert_share <= 1:
+            raise InvalidFrame(
+                f"shard of {self.model_id} has {self.expert_share} of its experts in memory: "
+                "expected more than 0, and at most 1"
+            )
         if not 0 <= self.start_layer < self.end_layer <= self.n_layers:
             raise InvalidFrame(
                 f"shard of {self.model_id} has layers [{self.start_layer}, {self.end_layer}) "
@@ -105,8 +112,13 @@ class RingPlan:
         identity = (self.model_id, self.epoch, self.planner_id, self.checkpoint, self._places())
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
-    def _places(self) -> list[tuple[str, int, int]]:
-        return [(m.node_id, m.shard.start_layer, m.shard.end_layer) for m in self.members]
+    def _places(self) -> list[tuple[str | int | float, ...]]:
+        places: list[tuple[str | int | float, ...]] = []
+        for member in self.members:
+            shard = member.shard
+            own = (member.node_id, shard.start_layer, shard.end_layer)
+            places.append(own if shard.expert_share == 1 else (*own, shard.expert_share))
+        return places
 
     @property
     def n_layers(self) -> int:

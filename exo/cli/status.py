@@ -68,6 +68,8 @@ def _shown(view: dict[str, Any]) -> Group:
         for member in plan["members"]:
             shard = member["shard"]
             layers = f"layers {shard['start_layer']} to {shard['end_layer'] - 1}"
+            if (share := shard.get("expert_share", 1)) < 1:
+                layers += f", {100 * share:.0f} % of their experts in memory, the rest on disk"
             parts.append(Text(f"  {member['node_id']}  {layers}"))
         for node_id, why in plan["left_out"]:
             parts.append(Text(f"  {node_id}  left out: {why}", style="dim"))

@@ -220,11 +220,12 @@ class InferenceEngine(ABC):
         """The tokenizer of a model that is loaded, for constraints."""
         return load_tokenizer("", self._paths[model_id])
 
-    def cache_bytes(self, accelerator: str) -> int:
-        """That the KV cache of a shard which is loaded now may take."""
+    def cache_bytes(self, accelerator: str, to_come: int = 0) -> int:
+        """That the KV cache of a shard which is loaded now may take, but for `to_come` bytes that
+        will still be."""
         if self.kv_memory is not None:
             return self.kv_memory
-        return int(free_memory(accelerator) * CACHE_MEMORY_SHARE)
+        return int(max(0, free_memory(accelerator) - to_come) * CACHE_MEMORY_SHARE)
 
     def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         self._check_here(shard, path)

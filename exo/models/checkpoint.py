@@ -124,22 +124,26 @@ class Checkpoint:
             data = _in_order(data, entry.shape[0], entry.permuted_heads)
         return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one, entry.minus_exp)
 
-    def read_ahead(self, name: str) -> None:
-        """Have the system read a tensor from disk meanwhile."""
-        entry = self._entries[name]
-        file, offset, size = entry.file, entry.offset, entry.nbytes
-        begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    def read_ahead(self, name: str, part: int = 0, parts: int = 1) -> None:
+        """Have the system read a tensor, or one part of so many, from disk meanwhile."""
+        start, end = self._range(name, part, parts)
+        begin = start // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_WILLNEED"):
-            self._map(file).madvise(mmap.MADV_WILLNEED, begin, offset + size - begin)
+            self._map(self._entries[name].file).madvise(mmap.MADV_WILLNEED, begin, end - begin)
 
-    def give_back(self, name: str) -> None:
-        """Let go of the file pages a tensor was read through."""
-        entry = self._entries[name]
-        file, offset, size = entry.file, entry.offset, entry.nbytes
-        begin = (offset + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-        end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    def give_back(self, name: str, part: int = 0, parts: int = 1) -> None:
+        """Let go of the file pages that it was read through."""
+        start, end = self._range(name, part, parts)
+        begin = (start + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = end // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin and hasattr(mmap, "MADV_DONTNEED"):
-            self._map(file).madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            self._map(self._entries[name].file).madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def _range(self, name: str, part: int, parts: int) -> tuple[int, int]:
+        """Where in its file a part of a tensor begins and ends."""
+        entry = self._entries[name]
+        size = entry.nbytes // parts
+        return entry.offset + part * size, entry.offset + (part + 1) * size
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:

@@ -46,17 +46,32 @@ class ModelDescription:
     shared_bytes: int = 0
     """Of an embedding that is also the head: part of the first and of the last, and held once."""
 
+    expert_bytes: tuple[int, ...] = ()
+    """Of each layer's bytes, those of a mixture's experts, where the engine can leave some of them
+    on disk; empty where it cannot."""
+
     @property
     def n_layers(self) -> int:
         return len(self.layer_bytes)
 
+    def sizes_with(self, expert_share: float) -> tuple[int, ...]:
+        """`layer_bytes` where so much of the experts is in memory."""
+        if expert_share == 1 or len(self.expert_bytes) != self.n_layers:
+            return self.layer_bytes
+        pairs = zip(self.layer_bytes, self.expert_bytes, strict=True)
+        return tuple(size - int(own * (1 - expert_share)) for size, own in pairs)
+
     def bytes_of(self, shards: Collection[Shard]) -> int:
         """Memory that these shards take together; layers they share count once."""
-        layers = {i for shard in shards for i in range(shard.start_layer, shard.end_layer)}
+        sizes: dict[int, int] = {}
+        for shard in shards:
+            own = self.sizes_with(shard.expert_share)
+            for i in range(shard.start_layer, shard.end_layer):
+                sizes[i] = max(own[i], sizes.get(i, 0))
         first = self.first_bytes if any(shard.is_first for shard in shards) else 0
         last = self.last_bytes if any(shard.is_last for shard in shards) else 0
         last -= self.shared_bytes if first and last else 0
-        return first + sum(self.layer_bytes[i] for i in layers) + last
+        return first + sum(sizes.values()) + last
 
 
 def with_kv_in_bytes(found: ModelDescription) -> ModelDescription:

@@ -1,5 +1,6 @@
 """Types of the module that native/bindings.cpp builds."""
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -86,6 +87,17 @@ class Expert:
     gate: Matrix
     up: Matrix
     down: Matrix
+
+class ExpertMemory:
+    def __init__(
+        self, limit_bytes: int, pack: Callable[[int, list[int]], list[Expert]]
+    ) -> None: ...
+    def take(self, layer: int, numbers: list[int]) -> list[Expert]: ...
+    def keep_only(self, layers: list[int]) -> None: ...
+    def set_limit(self, bytes: int) -> None: ...
+    bytes: int
+    taken: int
+    packed: int
 
 class Convolution:
     weights: list[float]
@@ -200,6 +212,8 @@ class Layer:
     router_bias: list[float]
     shared_gate: Matrix
     experts: list[Expert]
+    expert_memory: ExpertMemory
+    number: int
     expert_scales: list[float]
     mixture_norms: MixtureNorms
     token_input: TokenInput

@@ -92,11 +92,11 @@ class CanonicalCheckpoint:
         """Raises ModelUnsupported if there is none of that name."""
         return self._checkpoint.tensor(self.own_name(name))
 
-    def read_ahead(self, name: str) -> None:
-        self._checkpoint.read_ahead(self.own_name(name))
+    def read_ahead(self, name: str, part: int = 0, parts: int = 1) -> None:
+        self._checkpoint.read_ahead(self.own_name(name), part, parts)
 
-    def give_back(self, name: str) -> None:
-        self._checkpoint.give_back(self.own_name(name))
+    def give_back(self, name: str, part: int = 0, parts: int = 1) -> None:
+        self._checkpoint.give_back(self.own_name(name), part, parts)
 
     def parts(self, module: str) -> list[str]:
         """The tensors that a linear layer or an embedding consists of."""

@@ -70,12 +70,15 @@ class CPUEngine(InferenceEngine):
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         try:
-            found = _checkpoint(path).architecture
+            checkpoint = _checkpoint(path)
         except ModelUnsupported as error:
             described = self._mlx.describe_model(model_id, path)
             logger.warning("%s runs on the MLX engine, slower: %s", model_id, error.message)
             return described
+        found, experts = checkpoint.architecture, checkpoint.expert_bytes()
         described = describe_checkpoint(model_id, path, found.n_layers)
+        if any(experts):
+            described = replace(described, expert_bytes=experts)
         if found.uncuttable:
             return replace(described, cuts=frozenset(), uncuttable=found.uncuttable)
         return described
@@ -103,7 +106,8 @@ class CPUEngine(InferenceEngine):
                 on_progress,
                 precise=self._precise,
                 kv_bits=self.kv_bits,
-                cache_limit=lambda: self.cache_bytes("cpu"),
+                cache_limit=lambda to_come: self.cache_bytes("cpu", to_come),
+                expert_share=shard.expert_share,
             )
         finally:
             self._forget_unused(shard.model_id)

@@ -40,15 +40,22 @@ class Packer:
         self._done(module)
         return packed
 
+    def one_of(self, modules: str) -> Callable[[int], native.Matrix]:
+        """Linear layers, one for each expert, by what `format` makes of their number: what packs
+        one of them. Here and below the caller says what is used up."""
+        return lambda index: _pack(*self._read(modules.format(index)))
+
     def stack(self, module: str, count: int) -> list[native.Matrix]:
-        """A stack of `count` linear layers, one for each expert."""
-        how, parts = self._read(module)
-        packed = [
-            _pack(how, {name: tensor.at(index) for name, tensor in parts.items()})
-            for index in range(count)
-        ]
+        """A stack of `count` linear layers, one for each head."""
+        pack = self.stacked(module)
+        packed = [pack(index) for index in range(count)]
         self._done(module)
         return packed
+
+    def stacked(self, module: str) -> Callable[[int], native.Matrix]:
+        """A stack of linear layers, one for each expert: what packs one of them."""
+        how, parts = self._read(module)
+        return lambda index: _pack(how, {name: part.at(index) for name, part in parts.items()})
 
     def split(self, module: str, rows: list[int]) -> list[native.Matrix]:
         """A linear layer whose rows are several, one after the other."""
@@ -70,23 +77,21 @@ class Packer:
         self._done(module)
         return packed
 
-    def halves_of_stack(self, name: str, count: int) -> list[list[native.Matrix]]:
-        """A stack [count, rows, columns] whose layers are two each, one below the other."""
-        layers = [self.checkpoint.tensor(name).at(index) for index in range(count)]
-        half = layers[0].shape[0] // 2
-        packed = [
-            [_pack(None, {"weight": layer.rows(start, start + half)}) for layer in layers]
-            for start in (0, half)
-        ]
-        self._used(name)
-        return packed
-
-    def plain_stack(self, name: str, count: int) -> list[native.Matrix]:
-        """A stack [count, rows, columns] that is a tensor, not a module."""
+    def halves_of_stack(self, name: str) -> list[Callable[[int], native.Matrix]]:
+        """A stack [count, rows, columns] whose layers are two each, one below the other: what packs
+        one of the upper ones, and of the lower ones."""
         tensor = self.checkpoint.tensor(name)
-        packed = [_pack(None, {"weight": tensor.at(index)}) for index in range(count)]
-        self._used(name)
-        return packed
+        half = tensor.shape[1] // 2
+
+        def packing(start: int) -> Callable[[int], native.Matrix]:
+            return lambda index: _pack(None, {"weight": tensor.at(index).rows(start, start + half)})
+
+        return [packing(0), packing(half)]
+
+    def plain_stack(self, name: str) -> Callable[[int], native.Matrix]:
+        """The same of a stack [count, rows, columns] that is a tensor, not a module."""
+        tensor = self.checkpoint.tensor(name)
+        return lambda index: _pack(None, {"weight": tensor.at(index)})
 
     def numbers(self, module: str) -> npt.NDArray[np.float32]:
         """A whole linear layer as float32 [rows, columns], whatever it is stored as."""
@@ -137,11 +142,12 @@ class Packer:
 
     def _done(self, module: str) -> None:
         for name in self.checkpoint.parts(module):
-            self._used(name)
+            self.used(name)
 
-    def _used(self, name: str) -> None:
-        self.checkpoint.give_back(name)
-        self._on_bytes(self.checkpoint.nbytes(name))
+    def used(self, name: str, part: int = 0, parts: int = 1) -> None:
+        """A tensor, or one part of so many, is not looked at again for now."""
+        self.checkpoint.give_back(name, part, parts)
+        self._on_bytes(self.checkpoint.nbytes(name) // parts)
 
 
 def _pack(how: Packing | None, parts: Parts) -> native.Matrix:

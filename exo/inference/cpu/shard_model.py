@@ -9,10 +9,17 @@ from pathlib import Path
 from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
+from exo.inference.cpu.cold_experts import ColdExperts
 from exo.inference.cpu.families.architecture import Architecture, architecture
 from exo.inference.cpu.families.rope import RopeTable
 from exo.inference.cpu.layers import token_input
-from exo.inference.cpu.layers.layer import build_layer, tensors_of_layer, unread_tensors
+from exo.inference.cpu.layers.layer import (
+    build_layer,
+    expert_reader,
+    expert_tensors_of_layer,
+    tensors_of_layer,
+    unread_tensors,
+)
 from exo.inference.cpu.packing import DTYPES, GGML, Packer, as_list, norm
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
@@ -35,6 +42,7 @@ class CheckpointModel:
         self.path = path  # may be set anew: to where more of its files are
         self._layers: dict[int, native.Layer] = {}
         self._matrices: dict[str, native.Matrix] = {}
+        self._cold = ColdExperts()
         ropes = {rope for rope in self.architecture.ropes if rope is not None}
         self._ropes = sorted(ropes, key=lambda rope: rope.frequencies)
         with self._opened() as checkpoint:
@@ -44,10 +52,19 @@ class CheckpointModel:
     @contextmanager
     def _opened(self) -> Iterator[CanonicalCheckpoint]:
         with Checkpoint(self.path) as checkpoint:
-            arch = self.architecture
-            yield CanonicalCheckpoint(
-                checkpoint, arch.family.renames, arch.guessing_layers, self._quantizer
-            )
+            yield self._canonical(checkpoint)
+
+    def _canonical(self, checkpoint: Checkpoint) -> CanonicalCheckpoint:
+        arch = self.architecture
+        return CanonicalCheckpoint(
+            checkpoint, arch.family.renames, arch.guessing_layers, self._quantizer
+        )
+
+    def _lasting_packer(self) -> Packer:
+        """For experts that are read later: files stay open, also when they have other names."""
+        return Packer(
+            self._canonical(Checkpoint(self.path)), self._quantization, lambda count: None
+        )
 
     def build(
         self,
@@ -57,14 +74,18 @@ class CheckpointModel:
         *,
         precise: bool,
         kv_bits: int = 16,
-        cache_limit: Callable[[], int],
+        cache_limit: Callable[[int], int],
+        expert_share: float = 1.0,
     ) -> native.Model:
         """The shard of layers [start, end), reading and packing what is not in memory yet.
-        `on_progress` is called with (bytes read, bytes to read); `cache_limit`, when all is in
-        memory, gives the bytes that the KV cache may grow to."""
+        `on_progress` is called with (bytes read, bytes to read). Of the experts' bytes only
+        `expert_share` is to be in memory at once, where it is below 1 as they are asked for;
+        `cache_limit` is given the bytes that these will take, when all else is in memory, and gives
+        those that the KV cache may grow to."""
         arch = self.architecture
         with self._opened() as checkpoint:
-            total, done = self._missing_bytes(checkpoint, start, end), 0
+            cold = self._cold if expert_share < 1 else None
+            total, done = self._missing_bytes(checkpoint, start, end, cold is None), 0
             on_progress(0, total)
 
             def on_bytes(count: int) -> None:
@@ -73,18 +94,28 @@ class CheckpointModel:
                 on_progress(done, total)
 
             packer = Packer(checkpoint, self._quantization, on_bytes)
+            lasting = self._lasting_packer() if cold else None
             missing = [index for index in range(start, end) if index not in self._layers]
             for position, index in enumerate(missing):
                 for following in missing[position + 1 : position + 2]:
-                    for name in tensors_of_layer(arch, checkpoint, following):
+                    for name in tensors_of_layer(arch, checkpoint, following, cold is None):
                         checkpoint.read_ahead(name)
                 rope = arch.ropes[index]
                 place = -1 if rope is None else self._ropes.index(rope)
-                self._layers[index] = build_layer(arch, packer, index, place)
+                layer = build_layer(arch, packer, index, place)
+                if index in arch.expert_layers:
+                    if cold and lasting:
+                        size = _expert_bytes(arch, checkpoint, index)
+                        cold.add(index, layer, expert_reader(arch, lasting, index), size)
+                    else:
+                        reader = expert_reader(arch, packer, index)
+                        layer.experts = [reader.pack(i) for i in range(arch.expert_count)]
+                self._layers[index] = layer
+            self._cold.set_share(expert_share)
             for module in self._outer_modules(start, end):
                 if module not in self._matrices:
                     self._matrices[module] = packer.matrix(module)
-            model = native.Model(self._spec(precise, kv_bits, cache_limit()))
+            model = native.Model(self._spec(precise, kv_bits, cache_limit(self._cold.to_come)))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
@@ -102,6 +133,17 @@ class CheckpointModel:
             on_progress(total, total)
         return model
 
+    @property
+    def experts_read(self) -> int:
+        """Experts that were read when steps asked for them, so far."""
+        return self._cold.memory.packed
+
+    def expert_bytes(self) -> tuple[int, ...]:
+        """Of each layer, what experts take that only some tokens go through."""
+        with self._opened() as checkpoint:
+            arch = self.architecture
+            return tuple(_expert_bytes(arch, checkpoint, index) for index in range(arch.n_layers))
+
     def tensors_of(self, start: int, end: int) -> frozenset[str]:
         """Names of the tensors that layers [start, end) read."""
         with self._opened() as checkpoint:
@@ -115,6 +157,7 @@ class CheckpointModel:
         layers = {index for start, end in kept for index in range(start, end)}
         modules = {module for start, end in kept for module in self._outer_modules(start, end)}
         self._layers = {i: layer for i, layer in self._layers.items() if i in layers}
+        self._cold.keep_only(layers)
         self._matrices = {m: matrix for m, matrix in self._matrices.items() if m in modules}
 
     def _outer_modules(self, start: int, end: int) -> list[str]:
@@ -125,10 +168,13 @@ class CheckpointModel:
             embedding += [token_input.EMBEDDING, token_input.PROJECTION]
         return embedding + (["lm_head"] if last and not self.tied else [])
 
-    def _missing_bytes(self, checkpoint: CanonicalCheckpoint, start: int, end: int) -> int:
+    def _missing_bytes(
+        self, checkpoint: CanonicalCheckpoint, start: int, end: int, with_experts: bool
+    ) -> int:
         layers = [i for i in range(start, end) if i not in self._layers]
         modules = [m for m in self._outer_modules(start, end) if m not in self._matrices]
-        return sum(map(checkpoint.nbytes, self._tensors_of(checkpoint, layers, modules, end)))
+        names = self._tensors_of(checkpoint, layers, modules, end, with_experts)
+        return sum(map(checkpoint.nbytes, names))
 
     def _tensors_of(
         self,
@@ -136,10 +182,11 @@ class CheckpointModel:
         layers: Iterable[int],
         modules: Iterable[str],
         end: int,
+        with_experts: bool = True,
     ) -> Iterator[str]:
         """Of these layers and outer modules, and of the final norm where `end` is the model's."""
         for index in layers:
-            yield from tensors_of_layer(self.architecture, checkpoint, index)
+            yield from tensors_of_layer(self.architecture, checkpoint, index, with_experts)
         for module in modules:
             yield from checkpoint.parts(module)
             if module == token_input.PROJECTION:
@@ -219,6 +266,10 @@ class CheckpointModel:
             if not is_known:
                 raise ModelUnsupported(f"tensor {name} is of type {dtype}")
         self.is_float32 = all(checkpoint.dtype(name) == "F32" for name in known)
+
+
+def _expert_bytes(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> int:
+    return sum(map(checkpoint.nbytes, expert_tensors_of_layer(arch, checkpoint, index)))
 
 
 def _native_rope(table: RopeTable) -> native.Rope:

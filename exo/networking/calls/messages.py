@@ -151,6 +151,7 @@ def plan_to_pb(plan: RingPlan) -> pb.Plan:
                     start_layer=member.shard.start_layer,
                     end_layer=member.shard.end_layer,
                     n_layers=member.shard.n_layers,
+                    expert_share=member.shard.expert_share,
                 ),
             )
             for member in plan.members
@@ -161,6 +162,16 @@ def plan_to_pb(plan: RingPlan) -> pb.Plan:
     )
 
 
+def _shard_from_pb(message: pb.Shard) -> Shard:
+    return Shard(
+        message.model_id,
+        message.start_layer,
+        message.end_layer,
+        message.n_layers,
+        message.expert_share or 1.0,
+    )
+
+
 def plan_from_pb(message: pb.Plan) -> RingPlan:
     """Raises PlanMismatch where the plan contradicts itself or its own hash."""
     plan = RingPlan(
@@ -168,13 +179,7 @@ def plan_from_pb(message: pb.Plan) -> RingPlan:
         epoch=message.epoch,
         planner_id=message.planner_id,
         checkpoint=message.checkpoint,
-        members=tuple(
-            RingMember(
-                m.node_id,
-                Shard(m.shard.model_id, m.shard.start_layer, m.shard.end_layer, m.shard.n_layers),
-            )
-            for m in message.members
-        ),
+        members=tuple(RingMember(m.node_id, _shard_from_pb(m.shard)) for m in message.members),
         left_out=tuple((left.node_id, left.reason) for left in message.left_out),
         predicted_step_s=message.predicted_step_s,
     )
@@ -273,6 +278,7 @@ def description_to_pb(found: ModelDescription) -> pb.ModelDescription:
         context_length=found.context_length,
         kv_bytes=found.kv_bytes,
         shared_bytes=found.shared_bytes,
+        expert_bytes=found.expert_bytes,
     )
 
 
@@ -289,6 +295,7 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
         uncuttable=message.uncuttable,
         kv_bytes=message.kv_bytes,
         shared_bytes=message.shared_bytes,
+        expert_bytes=tuple(message.expert_bytes),
     )
 
 

@@ -406,10 +406,13 @@ class Shard(_message.Message):
     START_LAYER_FIELD_NUMBER: _builtins.int
     END_LAYER_FIELD_NUMBER: _builtins.int
     N_LAYERS_FIELD_NUMBER: _builtins.int
+    EXPERT_SHARE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     start_layer: _builtins.int
     end_layer: _builtins.int
     n_layers: _builtins.int
+    expert_share: _builtins.float
+    """of its experts' bytes what is in memory; 0: all"""
     def __init__(
         self,
         *,
@@ -417,10 +420,11 @@ class Shard(_message.Message):
         start_layer: _builtins.int = ...,
         end_layer: _builtins.int = ...,
         n_layers: _builtins.int = ...,
+        expert_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "model_id", b"model_id", "n_layers", b"n_layers", "start_layer", b"start_layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "expert_share", b"expert_share", "model_id", b"model_id", "n_layers", b"n_layers", "start_layer", b"start_layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -688,6 +692,7 @@ class ModelDescription(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
+    EXPERT_BYTES_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     checkpoint: _builtins.str
     first_bytes: _builtins.int
@@ -705,6 +710,10 @@ class ModelDescription(_message.Message):
     def cuts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """layer indices where it may be cut"""
 
+    @_builtins.property
+    def expert_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each layer's bytes, what may stay on disk in part"""
+
     def __init__(
         self,
         *,
@@ -718,10 +727,11 @@ class ModelDescription(_message.Message):
         context_length: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         shared_bytes: _builtins.int = ...,
+        expert_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "shared_bytes", b"shared_bytes", "uncuttable", b"uncuttable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "expert_bytes", b"expert_bytes", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "shared_bytes", b"shared_bytes", "uncuttable", b"uncuttable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

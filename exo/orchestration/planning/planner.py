@@ -33,6 +33,9 @@ from exo.topology.placement import PartitionRule, place
 
 logger = logging.getLogger(__name__)
 
+EXPERT_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+"""Of a mixture that fits nowhere whole, how much of its experts is to be in memory."""
+
 ATTEMPTS = 3
 """How often a plan is made anew because a member was lost while it was being made."""
 
@@ -155,7 +158,13 @@ class Planner:
             ExoError: what `ensure` raises of a placement.
         """
         prepared, left_out = await self._prepare(model_id, self._members(), _Making())
-        _, partition = self._partition(prepared, left_out)
+        try:
+            _, partition = self._partition(prepared, left_out)
+        except (ModelTooLarge, ModelUnsupported):
+            placed = self._partition_in_part(prepared, left_out)
+            if placed is None:
+                raise
+            _, partition = placed
         return replace(partition, left_out=(*left_out.items(), *partition.left_out))
 
     @property
@@ -218,7 +227,7 @@ class Planner:
         for attempt in range(1, ATTEMPTS + 1):
             prepared, left_out = await self._prepare(model_id, members, making)
             try:
-                return self._place(prepared, left_out), prepared
+                return self._plan(*self._partition(prepared, left_out), left_out), prepared
             except (ModelTooLarge, ModelUnsupported) as error:
                 others = [plan for plan in self._published() if plan.model_id != model_id]
                 may_try = making.make_room and attempt < ATTEMPTS
@@ -226,6 +235,8 @@ class Planner:
                     await self._make_room(others, prepared, members)
                     or await self._others_serve(making, prepared)
                 ):
+                    if (placed := self._partition_in_part(prepared, left_out)) is not None:
+                        return self._plan(*placed, left_out), prepared
                     reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
                     raise type(error)(error.message + "".join(reasons)) from error
         raise AssertionError("the loop returns or raises")
@@ -335,34 +346,36 @@ class Planner:
         return True
 
     def _partition(
-        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+        self, prepared: dict[str, Prepared], left_out: dict[str, str], expert_share: float = 1.0
     ) -> tuple[ModelDescription, Partition]:
         """Where the layers go. Who gets none is noted in `left_out`."""
         resting = {node: why for node, why in self._resting().items() if node in prepared}
         steady = {node: one for node, one in prepared.items() if node not in resting}
         if resting and steady:
             try:
-                placed = self._partition_over(steady, without := left_out | resting)
+                placed = self._partition_over(steady, without := left_out | resting, expert_share)
             except (ModelTooLarge, ModelUnsupported):
                 logger.info("nothing fits without %s", ", ".join(resting))
             else:
                 if all(map(is_slow, resting.values())):
-                    whole = self._partition_over(prepared, with_slow := dict(left_out))
+                    whole = self._partition_over(
+                        prepared, with_slow := dict(left_out), expert_share
+                    )
                     if 0 < whole[1].predicted_step_s < placed[1].predicted_step_s:
                         logger.info("answers are faster with %s, slow as it is", ", ".join(resting))
                         left_out.update(with_slow)
                         return whole
                 left_out.update(without)
                 return placed
-        return self._partition_over(prepared, left_out)
+        return self._partition_over(prepared, left_out, expert_share)
 
     def _partition_over(
-        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+        self, prepared: dict[str, Prepared], left_out: dict[str, str], expert_share: float
     ) -> tuple[ModelDescription, Partition]:
         """The same for these nodes. Those that hold other files are noted in `left_out`."""
         found, memory = _one_checkpoint(prepared, left_out)
         sizes = ModelSizes(
-            found.layer_bytes,
+            found.sizes_with(expert_share),
             found.first_bytes,
             found.last_bytes,
             found.cuts,
@@ -373,7 +386,7 @@ class Planner:
         current = self._current(found.model_id)
         serving = current.node_ids if current is not None else ()
         try:
-            return found, place(self._rule, found.model_id, memory, sizes, paces, serving)
+            placed = place(self._rule, found.model_id, memory, sizes, paces, serving)
         except ModelTooLarge as error:
             if found.cuts is None:
                 raise
@@ -381,9 +394,42 @@ class Planner:
                 f"{found.model_id} ({found.model_type}) cannot be split over nodes as it would "
                 f"have to be: {found.uncuttable}; {error.message}"
             ) from error
+        members = tuple(
+            replace(member, shard=replace(member.shard, expert_share=expert_share))
+            for member in placed.members
+        )
+        # How often the disk is asked for experts, nobody knows.
+        seconds = placed.predicted_step_s if expert_share == 1 else 0.0
+        return found, replace(placed, members=members, predicted_step_s=seconds)
 
-    def _place(self, prepared: dict[str, Prepared], left_out: dict[str, str]) -> RingPlan:
-        found, partition = self._partition(prepared, left_out)
+    def _partition_in_part(
+        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+    ) -> tuple[ModelDescription, Partition] | None:
+        """The same of a mixture with as much of its experts in memory as fits, the rest on disk;
+        None if it does not fit so either."""
+        why = "it holds the experts of a mixture all or not at all, and they do not fit"
+        able = {node: one for node, one in prepared.items() if one.description.expert_bytes}
+        unable = dict.fromkeys(prepared.keys() - able.keys(), why)
+        for share in EXPERT_SHARES if able else ():
+            try:
+                found, partition = self._partition(able, without := left_out | unable, share)
+            except (ModelTooLarge, ModelUnsupported):
+                continue
+            # A step may ask for all experts of a layer at once.
+            if all(share * member.shard.layer_count >= 1 for member in partition.members):
+                left_out.update(without)
+                logger.warning(
+                    "%s does not fit whole: %.0f %% of its experts are in memory, others are read "
+                    "from disk when they are asked for",
+                    found.model_id,
+                    100 * share,
+                )
+                return found, partition
+        return None
+
+    def _plan(
+        self, found: ModelDescription, partition: Partition, left_out: dict[str, str]
+    ) -> RingPlan:
         return RingPlan(
             found.model_id,
             self._next_epoch(),

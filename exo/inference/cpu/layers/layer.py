@@ -9,12 +9,13 @@ import numpy as np
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
-from exo.inference.cpu.layers import attention, latent, mlp, recurrent, token_input
+from exo.inference.cpu.layers import attention, latent, mixture, mlp, recurrent, token_input
+from exo.inference.cpu.layers.mixture import ExpertReader
 from exo.inference.cpu.packing import Packer, as_list, norm
 
 
 def tensors_of_layer(
-    arch: Architecture, checkpoint: CanonicalCheckpoint, index: int
+    arch: Architecture, checkpoint: CanonicalCheckpoint, index: int, with_experts: bool = True
 ) -> Iterator[str]:
     """Names of what layer `index` reads."""
     modules = arch.family.modules
@@ -34,7 +35,7 @@ def tensors_of_layer(
             kind = latent if arch.latent else attention
             yield from kind.tensors(arch, checkpoint, f"{prefix}.{modules[mixer]}", index)
     if index in arch.mlp_layers:
-        of_mlp = mlp.mixture_tensors if index in arch.expert_layers else mlp.tensors
+        of_mlp = mixture.tensors if index in arch.expert_layers else mlp.tensors
         yield from of_mlp(arch, checkpoint, f"{prefix}.{modules['mlp']}")
     if index in arch.expert_layers:
         yield from (f"{prefix}.{name}.weight" for name in arch.family.mixture_norms.values())
@@ -42,6 +43,20 @@ def tensors_of_layer(
         yield from token_input.tensors(checkpoint, prefix)
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in checkpoint:
         yield f"{prefix}.layer_scalar"
+    if with_experts:
+        yield from expert_tensors_of_layer(arch, checkpoint, index)
+
+
+def expert_tensors_of_layer(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, index: int
+) -> Iterator[str]:
+    """Of a mixture what the experts read that only some tokens go through."""
+    if index in arch.expert_layers:
+        yield from mixture.expert_tensors(arch, checkpoint, _mlp_prefix(arch, index))
+
+
+def _mlp_prefix(arch: Architecture, index: int) -> str:
+    return f"model.layers.{index}.{arch.family.modules['mlp']}"
 
 
 def unread_tensors(
@@ -55,7 +70,8 @@ def unread_tensors(
 
 
 def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> native.Layer:
-    """`rope`: the place of its positions' table among the model's, or -1."""
+    """All but the experts of a mixture. `rope`: the place of its positions' table among the
+    model's, or -1."""
     modules = arch.family.modules
     prefix, mixer = f"model.layers.{index}", arch.mixers[index]
     layer = native.Layer()
@@ -84,7 +100,7 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
             kind = latent if arch.latent else attention
             kind.build(arch, packer, f"{prefix}.{modules[mixer]}", layer, index)
     if index in arch.mlp_layers:
-        build_mlp = mlp.build_mixture if index in arch.expert_layers else mlp.build
+        build_mlp = mixture.build if index in arch.expert_layers else mlp.build
         build_mlp(arch, packer, f"{prefix}.{modules['mlp']}", layer)
     if index in arch.expert_layers and arch.family.mixture_norms:
         layer.mixture_norms = native.MixtureNorms()
@@ -97,6 +113,10 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in packer.checkpoint:
         layer.scale = float(packer.floats(f"{prefix}.layer_scalar")[0])
     return layer
+
+
+def expert_reader(arch: Architecture, packer: Packer, index: int) -> ExpertReader:
+    return ExpertReader(arch, packer, _mlp_prefix(arch, index))
 
 
 def _norms(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> dict[str, str]:

@@ -1,6 +1,7 @@
 // What Python sees: pack weights, describe a model, run a step.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -239,6 +240,14 @@ NB_MODULE(_native, m) {
       .def_rw("gate", &Expert::gate)
       .def_rw("up", &Expert::up)
       .def_rw("down", &Expert::down);
+  nb::class_<ExpertMemory>(m, "ExpertMemory")
+      .def(nb::init<int64_t, ExpertMemory::Pack>(), nb::arg("limit_bytes"), nb::arg("pack"))
+      .def("take", &ExpertMemory::take, nb::arg("layer"), nb::arg("numbers"))
+      .def("keep_only", &ExpertMemory::keep_only, nb::arg("layers"))
+      .def("set_limit", &ExpertMemory::set_limit, nb::arg("bytes"))
+      .def_prop_ro("bytes", &ExpertMemory::bytes)
+      .def_prop_ro("taken", &ExpertMemory::taken)
+      .def_prop_ro("packed", &ExpertMemory::packed);
   nb::class_<Convolution>(m, "Convolution")
       .def(nb::init<>())
       .def_rw("weights", &Convolution::weights)
@@ -353,6 +362,8 @@ NB_MODULE(_native, m) {
       .def_rw("router_bias", &Layer::router_bias)
       .def_rw("shared_gate", &Layer::shared_gate)
       .def_rw("experts", &Layer::experts)
+      .def_rw("expert_memory", &Layer::expert_memory)
+      .def_rw("number", &Layer::number)
       .def_rw("expert_scales", &Layer::expert_scales)
       .def_rw("mixture_norms", &Layer::mixture_norms)
       .def_rw("token_input", &Layer::token_input)

@@ -79,7 +79,7 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
 void Model::experts(const Layer& layer) {
   const KernelTable& k = kernels();
   const Expert& any = layer.experts.front();
-  const int64_t count = static_cast<int64_t>(layer.experts.size()), width = any.up->rows;
+  const int64_t count = layer.router->rows, width = any.up->rows;
   const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
   norm_for_mlp(layer, {any.gate.get(), any.up.get(), layer.gate.get(), layer.up.get()});
   const MixtureNorms* norms = layer.mixture_norms.get();
@@ -122,6 +122,16 @@ void Model::experts(const Layer& layer) {
   }
   for (const Slot& slot : chosen) first[at_least(slot.expert + 1)]++;
   for (int64_t e = 0; e < count; e++) first[at_least(e + 1)] += first[at_least(e)];
+  std::vector<int> asked;
+  for (int64_t e = 0; e < count; e++) {
+    if (first[at_least(e)] < first[at_least(e + 1)]) asked.push_back(static_cast<int>(e));
+  }
+  std::vector<Expert> experts;
+  if (layer.expert_memory) {
+    experts = layer.expert_memory->take(layer.number, asked);
+  } else {
+    for (const int e : asked) experts.push_back(layer.experts[at_least(e)]);
+  }
   std::vector<int64_t> next(first.begin(), first.end() - 1);
   for (Slot& slot : chosen) slot.place = next[at_least(slot.expert)]++;
 
@@ -144,10 +154,9 @@ void Model::experts(const Layer& layer) {
     if (gate != nullptr) in.push_back({gate, &x, begin, rows, activated, gate->rows});
     in.push_back({up, &x, begin, rows, gate != nullptr ? linear : activated, up->rows});
   };
-  for (int64_t e = 0; e < count; e++) {
-    const int64_t begin = first[at_least(e)], rows = first[at_least(e + 1)] - begin;
-    if (rows == 0) continue;
-    const Expert& expert = layer.experts[at_least(e)];
+  for (size_t i = 0; i < asked.size(); i++) {
+    const int64_t begin = first[at_least(asked[i])], rows = first[at_least(asked[i] + 1)] - begin;
+    const Expert& expert = experts[i];
     in_pair(expert.gate.get(), expert.up.get(), gathered_, begin, rows, gated_.row(begin),
             up_.data() + begin * width);
     out.push_back(

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "expert_memory.hpp"
 #include "kv_cache.hpp"
 #include "linear.hpp"
 #include "state_cache.hpp"
@@ -18,10 +19,6 @@ struct Rope {
   std::vector<float> frequencies;
   float scale = 1.f;
   bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + pairs)
-};
-
-struct Expert {
-  MatrixPtr gate, up, down;  // no gate: down activation(up x)
 };
 
 enum class Routing : uint8_t {
@@ -128,6 +125,9 @@ struct Layer {
   MatrixPtr router, shared_gate;
   std::vector<float> router_bias;  // added where experts are chosen, not where they are weighed
   std::vector<Expert> experts;
+  // Where not all of them are in memory: `experts` has the first alone, to tell what they are like.
+  std::shared_ptr<ExpertMemory> expert_memory;
+  int number = 0;                    // of this layer, in expert_memory
   std::vector<float> expert_scales;  // [experts]: of what they are weighed with
   std::shared_ptr<MixtureNorms> mixture_norms;
   std::shared_ptr<TokenInput> token_input;

@@ -360,3 +360,42 @@ async def test_who_is_lost_again_and_again_gets_layers_only_if_nothing_fits_with
     plan = await made.ensure("m", lambda progress: None)
     assert set(plan.node_ids) == {"a", "b", "c"} and not plan.left_out
     await made.close()
+
+
+async def test_a_mixture_that_fits_nowhere_whole_leaves_experts_on_disk() -> None:
+    mixture = described(expert_bytes=(int(0.8 * GB),) * 8)
+    members = {"a": Told(mixture, 3.4), "b": Told(mixture, 3.4)}
+    plan = await ensure(members)
+    assert plan.node_ids == ("a", "b")
+    # 6.1 GB can be used: 1.6 for what all tokens go through, and 0.7 of the experts' 6.4.
+    assert {member.shard.expert_share for member in plan.members} == {0.625}
+    members["b"].answer = described()  # an engine that holds all of them or none
+    members["a"].memory = 4 * GB
+    plan = await ensure(members)
+    assert plan.node_ids == ("a",) and plan.members[0].shard.expert_share == 0.25
+    assert "all or not at all" in dict(plan.left_out)["b"]
+    members["a"].memory = 20 * GB
+    plan = await ensure(members)
+    assert {member.shard.expert_share for member in plan.members} == {1}
+
+
+async def test_a_mixture_of_which_not_even_one_layer_fits_at_a_time_is_refused() -> None:
+    members = {"a": Told(described(expert_bytes=(int(0.8 * GB),) * 8), 2)}
+    with pytest.raises(ModelTooLarge, match="needs 8"):
+        await ensure(members)
+
+
+async def test_idle_models_go_before_experts_do() -> None:
+    other = RingPlan("other", 1, "a", "files", (RingMember("a", Shard("other", 0, 8, 8)),))
+    node = Told(described(expert_bytes=(int(0.8 * GB),) * 8), 4)
+    node.held, node.idle = {"other": 6 * GB}, {other.hash: 5.0}
+    made = planner({"a": node}, {"other": other})
+
+    async def unload(plan_hash: str) -> bool:
+        node.memory, node.held = 10 * GB, {}
+        return True
+
+    node.unload = unload  # type: ignore[method-assign]
+    plan = await made.ensure("m", lambda progress: None, make_room=True)
+    assert plan.members[0].shard.expert_share == 1
+    await made.close()
