@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ os.environ["MLX_DISABLE_COMPILE"] = "1"
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as exo itself does
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # 2,000 tests and all that they import, which every full collection would look at
 
 
 @pytest.fixture(scope="session")

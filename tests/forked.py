@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -199,5 +200,6 @@ if __name__ == "__main__":
     import exo.cli.serve  # noqa: F401
     from exo.cli.main import main
 
+    gc.freeze()  # collections in the processes would copy the pages of all that is imported
     _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.exit(main())

@@ -201,9 +201,20 @@ async def _measure_nodes(
                     raise error_from_code(error["code"], error["message"])
                 return dict(answer)
 
+        async def ask_for_all(url: str, context: int, tokens: int, batch: int) -> dict[str, Any]:
+            """With as many tokens as it takes until all sequences decode together."""
+            for times in (1, 2, 4):
+                answer = await ask(url, context, times * tokens, batch)
+                if tokens == 1 or answer["decode_tok_s"] is not None:
+                    return answer
+            raise EngineFailed(
+                f"of {batch} sequences the first had {4 * tokens} tokens before the last began; "
+                "name fewer with --batch"
+            )
+
         async def in_turns(context: int, tokens: int, batch: int) -> list[list[dict[str, Any]]]:
             turns = [
-                [await ask(url, context, tokens, batch) for url in urls]
+                [await ask_for_all(url, context, tokens, batch) for url in urls]
                 for _ in range(plan.repetitions)
             ]
             return [list(of_one) for of_one in zip(*turns, strict=True)]

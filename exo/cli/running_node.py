@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,9 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
     try:
         await node.start()
         node.api_url = await api.start()
+        # What is imported stays: a full collection need not look at it, which takes as long as
+        # several tokens.
+        gc.freeze()
         try:
             yield node
         finally:

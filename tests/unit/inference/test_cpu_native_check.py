@@ -57,8 +57,8 @@ def test_what_this_machine_cannot_run_compiles(tmp_path: Path) -> None:
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("gcc's and clang's sanitizers of Linux")
-    # The widest vectors reach farthest past an end.
-    isas = {"portable", "wide", *{"amx_emulated", "neon"}.intersection(native.isas())}
+    # The widest vectors reach farthest past an end; the narrow ones are the same text.
+    isas = {"wide", *{"amx_emulated", "neon"}.intersection(native.isas())}
     check = build(tmp_path, "EXO_SANITIZE=ON", f"EXO_ISAS={';'.join(sorted(isas))}")
     digests = dict(line.split(": ") for line in run([str(check)]).splitlines())
     assert digests == dict.fromkeys(isas, DIGEST)
