@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -376,6 +377,22 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+def quantized(
+    numbers: npt.NDArray[np.float32], kind: gguf.GGMLQuantizationType
+) -> npt.NDArray[Any]:
+    """`gguf` reads NVFP4 and does not write it."""
+    if kind != gguf.GGMLQuantizationType.NVFP4:
+        return gguf.quants.quantize(numbers, kind)
+    fours = numbers.reshape(-1, 4, 16)
+    scales = gguf.quants.NVFP4.fp32_to_ue4m3(np.abs(fours).max(-1) / 6)
+    factors = gguf.quants.NVFP4.ue4m3_to_fp32(scales)[..., None]
+    of_all = factors * np.array(gguf.quants.NVFP4.kvalues, np.float32)
+    nearest = np.abs(fours[..., None] - of_all[:, :, None, :]).argmin(-1).astype(np.uint8)
+    halves = nearest[..., :8] | nearest[..., 8:] << 4
+    blocks = np.concatenate([scales, halves.reshape(-1, 32)], axis=1)
+    return blocks.reshape(*numbers.shape[:-1], -1)
+
+
 def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
     """Granite's shared experts, which stand apart in GGUF."""
     for name, array in tensors.items():
@@ -389,9 +406,16 @@ def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
             yield name, array
 
 
-def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra: Any) -> None:
+def write_gguf(
+    checkpoint: Path,
+    file: Path,
+    quantize: Quantize = plain,
+    beside: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
+    **extra: Any,
+) -> None:
     """A GGUF file with the checkpoint's weights and a byte-level tokenizer. `extra` metadata
-    replaces what would be written; None leaves it out."""
+    replaces what would be written; None leaves it out. `quantize` may change the numbers it is
+    given, and `beside` are tensors that are written after all others."""
     config = json.loads((checkpoint / "config.json").read_text())
     config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
@@ -442,11 +466,13 @@ def write_gguf(checkpoint: Path, file: Path, quantize: Quantize = plain, **extra
         if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:
             numbers = numbers + 1
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
-        writer.add_tensor(own, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+        writer.add_tensor(own, quantized(numbers, kind), raw_dtype=kind)
     if architecture == "gemma4":  # of its widest heads a quarter turns
         half = config.get("global_head_dim", 512) // 2
         factors = np.array([1.0] * (half // 4) + [1e30] * (half - half // 4), np.float32)
         writer.add_tensor("rope_freqs.weight", factors)
+    for name, numbers in beside.items():
+        writer.add_tensor(name, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -13,7 +13,7 @@ from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
 from exo.models.gguf.families.table import family_of_type
 from exo.models.gguf.file import read_gguf
-from exo.models.gguf.names import renamed
+from exo.models.gguf.names import TENSOR_SCALE, renamed
 from exo.models.weight_files import chosen_weights
 
 _BYTES = (
@@ -137,6 +137,7 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
         if (name := renamed(gguf_name, family)) is None:
             continue
         parts = name.split(".")
+        has_heads = family.interleaved_rope and parts[-1] != TENSOR_SCALE
         entries[name] = TensorEntry(
             file,
             tensor.format,
@@ -144,7 +145,7 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
             tensor.offset,
             tensor.nbytes,
             adds_one=family.norms_add_one and parts[-1] == "weight" and "norm" in parts[-2],
-            permuted_heads=heads.get(parts[-2], 0) if family.interleaved_rope else 0,
+            permuted_heads=heads.get(parts[-2], 0) if has_heads else 0,
             minus_exp=parts[-1] == "A_log",
         )
     return entries

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from exo.models.checkpoint import Checkpoint, Tensor
+from exo.models.gguf.names import TENSOR_SCALE
 from exo.models.quantizers import Quantizer
 
 _OTHER_SENSES = re.compile(
@@ -100,7 +101,7 @@ class CanonicalCheckpoint:
 
     def parts(self, module: str) -> list[str]:
         """The tensors that a linear layer or an embedding consists of."""
-        parts = ["weight", "scales", "biases", "bias"]
+        parts = ["weight", "scales", "biases", "bias", TENSOR_SCALE]
         if self.quantizer is not None:
             parts += [part for part in self.quantizer.parts if part not in parts]
         names = [f"{module}.{part}" for part in parts]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.family import Family
 from exo.inference.cpu.grids import FORMATS, load_grids
 from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
+from exo.models.gguf.names import TENSOR_SCALE
+from exo.models.gguf.unpacking import NVFP4_BYTES, TERNARY, nvfp4, ternary
 from exo.models.quantizers import Affine, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
-GGML = native.ggml_formats()
+GGML = {*native.ggml_formats(), *TERNARY, "NVFP4"}
 
 OnBytes = Callable[[int], None]
 Rows = npt.NDArray[np.int64]
@@ -62,8 +66,7 @@ class Packer:
         how, parts = self._read(module)
         packed, start = [], 0
         for count in rows:
-            some = {name: tensor.rows(start, start + count) for name, tensor in parts.items()}
-            packed.append(_pack(how, some))
+            packed.append(_pack(how, _each(parts, methodcaller("rows", start, start + count))))
             start += count
         self._done(module)
         return packed
@@ -71,9 +74,7 @@ class Packer:
     def pick(self, module: str, rows: list[Rows]) -> list[native.Matrix]:
         """Several linear layers out of one whose rows are mixed: of each, which rows."""
         how, parts = self._read(module)
-        packed = [
-            _pack(how, {name: tensor.take(some) for name, tensor in parts.items()}) for some in rows
-        ]
+        packed = [_pack(how, _each(parts, methodcaller("take", some))) for some in rows]
         self._done(module)
         return packed
 
@@ -82,9 +83,17 @@ class Packer:
         one of the upper ones, and of the lower ones."""
         tensor = self.checkpoint.tensor(name)
         half = tensor.shape[1] // 2
+        of_all = name.removesuffix("weight") + TENSOR_SCALE
+
+        def scale(index: int) -> Parts:
+            if of_all not in self.checkpoint:
+                return {}
+            return {TENSOR_SCALE: self.checkpoint.tensor(of_all).at(index)}
 
         def packing(start: int) -> Callable[[int], native.Matrix]:
-            return lambda index: _pack(None, {"weight": tensor.at(index).rows(start, start + half)})
+            return lambda index: _pack(
+                None, {"weight": tensor.at(index).rows(start, start + half), **scale(index)}
+            )
 
         return [packing(0), packing(half)]
 
@@ -151,18 +160,48 @@ class Packer:
 
 
 def _pack(how: Packing | None, parts: Parts) -> native.Matrix:
-    packed = _dense(parts["weight"]) if how is None else _quantized(how, parts)
+    if TENSOR_SCALE in parts:
+        packed = _float4(parts["weight"], float(parts[TENSOR_SCALE].floats().reshape(-1)[0]))
+    else:
+        packed = _dense(parts["weight"]) if how is None else _quantized(how, parts)
     if "bias" in parts:
         packed.set_bias(parts["bias"].floats().tolist())
     return packed
 
 
+def _each(parts: Parts, some_rows: Callable[[Tensor], Tensor]) -> Parts:
+    """Some rows of all parts that have rows."""
+    return {name: part if name == TENSOR_SCALE else some_rows(part) for name, part in parts.items()}
+
+
 def _dense(weight: Tensor) -> native.Matrix:
+    if weight.dtype == "NVFP4":
+        return _float4(weight, 1.0)
+    if weight.dtype in TERNARY:
+        return _ternary(weight)
     if weight.dtype in GGML:
         if weight.dtype in FORMATS:
             load_grids()
         return native.pack_ggml(weight.data, weight.dtype, *weight.shape)
     return native.pack_dense(weight.data, DTYPES[weight.dtype], *weight.shape)
+
+
+def _float4(weight: Tensor, scale: float) -> native.Matrix:
+    if weight.dtype != "NVFP4":
+        raise ModelUnsupported(f"{weight.name} of {weight.dtype} has a scale for all of it")
+    values, scales = nvfp4(weight.data.reshape(-1, NVFP4_BYTES))
+    return native.pack_float4(values.reshape(-1), scales.reshape(-1), scale, *weight.shape)
+
+
+def _ternary(weight: Tensor) -> native.Matrix:
+    """As MLX has two bits, in groups of 128."""
+    values, scales = ternary(weight.dtype, weight.data.reshape(-1, TERNARY[weight.dtype]))
+    four = values.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)
+    twice = scales.repeat(2)
+    words = np.bitwise_or.reduce(four, axis=1)
+    factors, offsets = (half.view(np.uint8) for half in (twice, -twice))
+    rows, cols = weight.shape
+    return native.pack_affine(words, factors, offsets, native.DType.F16, rows, cols, 2, 128)
 
 
 def _quantized(how: Packing, parts: Parts) -> native.Matrix:

@@ -22,6 +22,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from exo.errors import ModelUnsupported
 from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
+from exo.models.gguf.names import TENSOR_SCALE
+from exo.models.gguf.unpacking import TERNARY, ternary
 
 GROUP = 32
 
@@ -117,6 +119,15 @@ def _q5_k(b: Bytes) -> Unpacked:
     return np.bitwise_or(_pairs(b[:, 48:]), fifth, dtype=np.uint8), *_six_bits(b)
 
 
+def _ternary(dtype: str) -> Callable[[Bytes], Unpacked]:
+    def unpack(b: Bytes) -> Unpacked:
+        values, scales = ternary(dtype, b)
+        of_groups = np.repeat(scales.astype(np.float32)[:, None], 8, axis=1)
+        return _about(1, values.reshape(-1, 8, 32), of_groups)
+
+    return unpack
+
+
 _EXACT: dict[str, tuple[int, int, Callable[[Bytes], Unpacked]]] = {
     "Q4_0": (4, 18, _q4_0),
     "Q4_1": (4, 20, _q4_1),
@@ -128,11 +139,12 @@ _EXACT: dict[str, tuple[int, int, Callable[[Bytes], Unpacked]]] = {
     "IQ4_NL": (8, 18, _iq4_nl),
     "IQ4_XS": (8, 136, _iq4_xs),
     "MXFP4": (5, 17, _mxfp4),
+    **{dtype: (2, size, _ternary(dtype)) for dtype, size in TERNARY.items()},
 }
 """Bits, bytes of a block, and how it is read."""
 
 _WIDENED = {
-    **{"Q2_K": 4, "Q3_K": 6, "Q6_K": 8},
+    **{"Q2_K": 4, "Q3_K": 6, "Q6_K": 8, "NVFP4": 8},
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), 6),
 }
 
@@ -170,6 +182,9 @@ def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
     """Each row's values as one little-endian stream of bits."""
     if bits == 8:
         return np.ascontiguousarray(values).view(np.uint32)
+    if bits == 2:
+        four = values.reshape(*values.shape[:-1], -1, 4) << np.array([0, 2, 4, 6], np.uint8)
+        return np.ascontiguousarray(np.bitwise_or.reduce(four, axis=-1)).view(np.uint32)
     if bits == 4:
         return np.ascontiguousarray(values[..., ::2] | values[..., 1::2] << 4).view(np.uint32)
     eight = values.reshape(*values.shape[:-1], -1, 8).astype(np.uint64)
@@ -231,6 +246,8 @@ class GGUFWeights:
             layer = _LAYER.search(name)
             if layer is not None and int(layer[1]) >= self._n_layers:
                 continue  # it guesses further tokens, which nobody asks for
+            if name.endswith(TENSOR_SCALE):
+                continue  # part of what it scales
             *outer, cols = self._checkpoint.shape(name)
             module = name.removesuffix(".weight")
             if bits := _bits(self._checkpoint.dtype(name)):
@@ -295,6 +312,10 @@ class GGUFWeights:
             numbers = heads.columns(numbers) if heads and is_out else numbers
             return {stored: mx.array(numbers).astype(self._dtype)}
         weight, scales, offsets = affine(tensor)
+        if (of_all := f"{module}.{TENSOR_SCALE}") in self._checkpoint:
+            factor = self._checkpoint.tensor(of_all).floats()  # one, or one for each expert
+            factor = factor.reshape(-1, *[1] * (scales.ndim - 1))
+            scales, offsets = scales * factor, offsets * factor
         if heads and is_out:
             weight, scales, offsets = map(heads.columns, (weight, scales, offsets))
         parts: dict[str, Any] = {

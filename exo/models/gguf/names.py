@@ -26,6 +26,9 @@ _OUTER_TENSORS = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+TENSOR_SCALE = "tensor_scale"
+"""What a module calls the number that all of an NVFP4 weight is multiplied by, or each expert's."""
+
 _IN_CONFIG = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 """Tensors whose numbers stand in config.json elsewhere."""
 
@@ -43,8 +46,14 @@ def renamed(name: str, family: GGUFFamily) -> str | None:
     Raises:
         ModelUnsupported: exo does not know the tensor.
     """
-    if name.startswith(_IN_CONFIG) or ".nextn." in name:
+    if name.startswith(_IN_CONFIG) or ".nextn." in name or name.endswith(".input_scale"):
         return None
+    if (
+        name.endswith(".scale")
+        and name.removeprefix("blk.").partition(".")[2] not in family.tensors
+    ):
+        weight = renamed(name.removesuffix("scale") + "weight", family)
+        return weight and weight.removesuffix("weight") + TENSOR_SCALE
     if layer := re.fullmatch(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?", name):
         module = family.tensors.get(layer[2], _LAYER_TENSORS.get(layer[2]))
         if module is not None:

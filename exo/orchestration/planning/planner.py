@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,21 +19,17 @@ from exo.errors import (
     ModelTooLarge,
     ModelUnsupported,
     PeerUnavailable,
-    PlanMismatch,
 )
 from exo.models.description import ModelDescription
 from exo.networking.calls.messages import DrainState, Prepared
 from exo.orchestration.files.cluster_files import FileHolder
-from exo.orchestration.planning.resting import is_slow
+from exo.orchestration.planning.placer import Placer
 from exo.shard import RingPlan
 from exo.tasks import TaskOwner
-from exo.topology.partitioning import ModelSizes, Partition
-from exo.topology.placement import PartitionRule, place
+from exo.topology.partitioning import Partition
+from exo.topology.placement import PartitionRule
 
 logger = logging.getLogger(__name__)
-
-EXPERT_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
-"""Of a mixture that fits nowhere whole, how much of its experts is to be in memory."""
 
 ATTEMPTS = 3
 """How often a plan is made anew because a member was lost while it was being made."""
@@ -103,11 +98,10 @@ class Planner:
     ) -> None:
         self._node_id = node_id
         self._draining = draining
-        self._resting = resting
         self._members = members
         self._published = published
         self._next_epoch = next_epoch
-        self._rule = rule
+        self._placer = Placer(rule, resting, self._serving)
         self._making: dict[str, _Making] = {}
         self._tasks = TaskOwner("planner")
 
@@ -159,9 +153,9 @@ class Planner:
         """
         prepared, left_out = await self._prepare(model_id, self._members(), _Making())
         try:
-            _, partition = self._partition(prepared, left_out)
+            _, partition = self._placer.partition(prepared, left_out)
         except (ModelTooLarge, ModelUnsupported):
-            placed = self._partition_in_part(prepared, left_out)
+            placed = self._placer.partition_in_part(prepared, left_out)
             if placed is None:
                 raise
             _, partition = placed
@@ -188,6 +182,11 @@ class Planner:
             raise AssertionError("the loop returns or raises")
         finally:
             del self._making[model_id]
+
+    def _serving(self, model_id: str) -> tuple[str, ...]:
+        """The nodes that serve the model now."""
+        plan = self._current(model_id)
+        return plan.node_ids if plan is not None else ()
 
     def _current(self, model_id: str) -> RingPlan | None:
         return next((plan for plan in self._published() if plan.model_id == model_id), None)
@@ -227,7 +226,7 @@ class Planner:
         for attempt in range(1, ATTEMPTS + 1):
             prepared, left_out = await self._prepare(model_id, members, making)
             try:
-                return self._plan(*self._partition(prepared, left_out), left_out), prepared
+                return self._plan(*self._placer.partition(prepared, left_out), left_out), prepared
             except (ModelTooLarge, ModelUnsupported) as error:
                 others = [plan for plan in self._published() if plan.model_id != model_id]
                 may_try = making.make_room and attempt < ATTEMPTS
@@ -235,7 +234,7 @@ class Planner:
                     await self._make_room(others, prepared, members)
                     or await self._others_serve(making, prepared)
                 ):
-                    if (placed := self._partition_in_part(prepared, left_out)) is not None:
+                    if (placed := self._placer.partition_in_part(prepared, left_out)) is not None:
                         return self._plan(*placed, left_out), prepared
                     reasons = (f"; {node} is left out: {why}" for node, why in left_out.items())
                     raise type(error)(error.message + "".join(reasons)) from error
@@ -255,7 +254,7 @@ class Planner:
                 more = found.held_bytes.get(model_id, 0) + other.reserved.get(node_id, 0)
                 enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
         tasks = [other.task for other in loading.values() if other.task is not None]
-        if not tasks or not self._fits(enlarged):
+        if not tasks or not self._placer.fits(enlarged):
             return False
         making.on_progress(Progress("waiting", f"for {', '.join(loading)} to be loaded"))
         await asyncio.wait(tasks)
@@ -332,100 +331,11 @@ class Planner:
             for node_id, found in enlarged.items():
                 more = found.held_bytes.get(plan.model_id, 0)
                 enlarged[node_id] = replace(found, memory_bytes=found.memory_bytes + more)
-            if not self._fits(enlarged):
+            if not self._placer.fits(enlarged):
                 continue
             logger.info("unloading %s to make room", ", ".join(p.model_id for p in gone))
             return all([await members[plan.head_id].unload(plan.hash) for plan in gone])
         return False
-
-    def _fits(self, prepared: dict[str, Prepared]) -> bool:
-        try:
-            self._partition(prepared, {})
-        except (ModelTooLarge, ModelUnsupported):
-            return False
-        return True
-
-    def _partition(
-        self, prepared: dict[str, Prepared], left_out: dict[str, str], expert_share: float = 1.0
-    ) -> tuple[ModelDescription, Partition]:
-        """Where the layers go. Who gets none is noted in `left_out`."""
-        resting = {node: why for node, why in self._resting().items() if node in prepared}
-        steady = {node: one for node, one in prepared.items() if node not in resting}
-        if resting and steady:
-            try:
-                placed = self._partition_over(steady, without := left_out | resting, expert_share)
-            except (ModelTooLarge, ModelUnsupported):
-                logger.info("nothing fits without %s", ", ".join(resting))
-            else:
-                if all(map(is_slow, resting.values())):
-                    whole = self._partition_over(
-                        prepared, with_slow := dict(left_out), expert_share
-                    )
-                    if 0 < whole[1].predicted_step_s < placed[1].predicted_step_s:
-                        logger.info("answers are faster with %s, slow as it is", ", ".join(resting))
-                        left_out.update(with_slow)
-                        return whole
-                left_out.update(without)
-                return placed
-        return self._partition_over(prepared, left_out, expert_share)
-
-    def _partition_over(
-        self, prepared: dict[str, Prepared], left_out: dict[str, str], expert_share: float
-    ) -> tuple[ModelDescription, Partition]:
-        """The same for these nodes. Those that hold other files are noted in `left_out`."""
-        found, memory = _one_checkpoint(prepared, left_out)
-        sizes = ModelSizes(
-            found.sizes_with(expert_share),
-            found.first_bytes,
-            found.last_bytes,
-            found.cuts,
-            found.kv_bytes,
-            found.shared_bytes,
-        )
-        paces = {node_id: one.pace for node_id, one in prepared.items()}
-        current = self._current(found.model_id)
-        serving = current.node_ids if current is not None else ()
-        try:
-            placed = place(self._rule, found.model_id, memory, sizes, paces, serving)
-        except ModelTooLarge as error:
-            if found.cuts is None:
-                raise
-            raise ModelUnsupported(
-                f"{found.model_id} ({found.model_type}) cannot be split over nodes as it would "
-                f"have to be: {found.uncuttable}; {error.message}"
-            ) from error
-        members = tuple(
-            replace(member, shard=replace(member.shard, expert_share=expert_share))
-            for member in placed.members
-        )
-        # How often the disk is asked for experts, nobody knows.
-        seconds = placed.predicted_step_s if expert_share == 1 else 0.0
-        return found, replace(placed, members=members, predicted_step_s=seconds)
-
-    def _partition_in_part(
-        self, prepared: dict[str, Prepared], left_out: dict[str, str]
-    ) -> tuple[ModelDescription, Partition] | None:
-        """The same of a mixture with as much of its experts in memory as fits, the rest on disk;
-        None if it does not fit so either."""
-        why = "it holds the experts of a mixture all or not at all, and they do not fit"
-        able = {node: one for node, one in prepared.items() if one.description.expert_bytes}
-        unable = dict.fromkeys(prepared.keys() - able.keys(), why)
-        for share in EXPERT_SHARES if able else ():
-            try:
-                found, partition = self._partition(able, without := left_out | unable, share)
-            except (ModelTooLarge, ModelUnsupported):
-                continue
-            # A step may ask for all experts of a layer at once.
-            if all(share * member.shard.layer_count >= 1 for member in partition.members):
-                left_out.update(without)
-                logger.warning(
-                    "%s does not fit whole: %.0f %% of its experts are in memory, others are read "
-                    "from disk when they are asked for",
-                    found.model_id,
-                    100 * share,
-                )
-                return found, partition
-        return None
 
     def _plan(
         self, found: ModelDescription, partition: Partition, left_out: dict[str, str]
@@ -463,28 +373,6 @@ async def _longest_idle_first(
             if idle_s is not None:
                 idle.append((idle_s, plan))
     return [plan for _, plan in sorted(idle, key=lambda one: -one[0])]
-
-
-def _one_checkpoint(
-    prepared: dict[str, Prepared], left_out: dict[str, str]
-) -> tuple[ModelDescription, dict[str, int]]:
-    """The files most memory holds; nodes with others of the same name are left out. Where engines
-    need more or less for the same files, what most of it is."""
-    weight: dict[str, int] = defaultdict(int)
-    for found in prepared.values():
-        weight[found.description.checkpoint] += found.memory_bytes
-    chosen = max(sorted(weight), key=lambda checkpoint: weight[checkpoint])
-    memory = {}
-    descriptions = []
-    for node_id, found in prepared.items():
-        if found.description.checkpoint == chosen:
-            memory[node_id] = found.memory_bytes
-            descriptions.append(found.description)
-        else:
-            left_out[node_id] = "it holds other files under this model's name"
-    if not descriptions:
-        raise PlanMismatch("no node holds the chosen checkpoint")
-    return max(descriptions, key=lambda found: sum(found.layer_bytes)), memory
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -14,21 +14,29 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zoo
-from gguf_files import ARCHITECTURES, write_gguf
+from gguf_files import ARCHITECTURES, quantized, write_gguf
 
 from exo.download.gguf_file import GGUFFile
 from exo.download.store import ModelStore, default_sources
 from exo.errors import ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
+from exo.inference.cpu.packing import _pack
 from exo.inference.cpu.shard_model import CheckpointModel
 from exo.inference.sampling import SamplingParams
 from exo.models.card import resolve
-from exo.models.checkpoint import Checkpoint
+from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.gguf.file import READ_FORMATS, read_gguf
 from exo.models.gguf.folder import parts_of, write_folder
 from exo.models.tokenizer import HFTokenizer
 from exo.shard import Shard
+
+
+@pytest.fixture(autouse=True)
+def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences are not computed together by MLX, which is what others are compared with here: to
+    try whether they could be takes as long as all else."""
+    monkeypatch.setattr("exo.inference.mlx.engine.works", lambda model, start, end: False)
 
 
 def cpu_logits(folder: Path, cuts: list[int]) -> npt.NDArray[np.float32]:
@@ -129,6 +137,65 @@ def test_both_engines_read_the_same_numbers(name: str, tmp_path: Path) -> None:
     assert zoo.worst_error([found], [zoo.unsplit_logits(tmp_path / "source")[0][0]]) < 0.6
 
 
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0", "NVFP4"])
+def test_the_cpu_engine_holds_the_numbers_of_formats_that_no_kernel_reads(name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(3)
+    data = rng.integers(0, 256, (37, 512 // columns * size), dtype=np.uint8)
+    blocks = data.reshape(-1, size)
+    if name == "NVFP4":
+        blocks[:, :4] &= 0x7F
+    else:
+        blocks[:, -2:] = rng.uniform(-1, 1, len(blocks)).astype(np.float16)[:, None].view(np.uint8)
+    packed = _pack(None, {"weight": Tensor("w", name, (37, 512), data.reshape(-1))})
+    found = packed.read_rows(np.arange(37, dtype=np.int32))
+    assert np.array_equal(found, gguf.quants.dequantize(data, kind))
+    assert packed.nbytes <= 1.2 * data.nbytes * 48 / 37 * (1 if name == "NVFP4" else 1.25)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "phi3"])
+def test_an_nvfp4_weight_has_a_scale_for_all_of_it(model_type: str, tmp_path: Path) -> None:
+    """Or one for each expert; as llama.cpp's converter writes what ModelOpt made."""
+    kind = gguf.GGMLQuantizationType.NVFP4
+    zoo.write_checkpoint(model_type, tmp_path / "source")
+    beside: dict[str, npt.NDArray[np.float32]] = {}
+
+    def scales(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        count = len(numbers) if numbers.ndim == 3 else 1
+        found = np.linspace(0.01, 0.02, count, dtype=np.float32)
+        return found.reshape(-1, *[1] * (numbers.ndim - 1))
+
+    def is_packed(name: str, numbers: npt.NDArray[np.float32]) -> bool:
+        return numbers.ndim >= 2 and numbers.shape[-1] % 64 == 0 and name.startswith("blk.")
+
+    def quantize(name: str, numbers: npt.NDArray[np.float32]) -> str:
+        if not is_packed(name, numbers):
+            return "F32"
+        own = scales(numbers)
+        numbers /= own
+        beside[name.replace("weight", "scale")] = own.reshape(-1)
+        beside[name.replace("weight", "input_scale")] = np.ones(1, np.float32)
+        return "NVFP4"
+
+    def rounded(name: str, numbers: npt.NDArray[np.float32]) -> str:
+        if is_packed(name, numbers):
+            own = scales(numbers)
+            blocks = quantized(numbers / own, kind)
+            numbers[...] = own * gguf.quants.dequantize(blocks, kind)
+        return "F32"
+
+    write_gguf(tmp_path / "source", tmp_path / "packed.gguf", quantize, beside)
+    write_gguf(tmp_path / "source", tmp_path / "rounded.gguf", rounded)
+    assert beside
+    for name in ("packed", "rounded"):
+        write_folder([tmp_path / f"{name}.gguf"], tmp_path / name)
+    found, expected = (cpu_logits(tmp_path / name, [])[-1] for name in ("packed", "rounded"))
+    assert zoo.worst_error([found], [expected]) < 1e-4
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "packed", [2], zoo.LAYERS))
+    assert zoo.worst_error([through_mlx[0]], [expected]) < 0.05
+
+
 @pytest.mark.parametrize("name", [n for n in READ_FORMATS if n not in ("F32", "F16", "BF16")])
 def test_mlx_holds_the_numbers_of_the_file(name: str) -> None:
     import mlx.core as mx
@@ -148,7 +215,8 @@ def test_mlx_holds_the_numbers_of_the_file(name: str) -> None:
     found = np.array(mx.dequantize(*parts, group_size=GROUP, bits=bits))
     expected = gguf.quants.dequantize(data, kind)
     step = np.repeat(np.abs(scales), GROUP, axis=-1)
-    steps = 1.01 if name in ("Q2_K", "Q3_K", "Q6_K") or name[:3] in ("IQ1", "IQ2", "IQ3") else 1e-5
+    widened = name in ("Q2_K", "Q3_K", "Q6_K", "NVFP4")
+    steps = 1.01 if widened or name[:3] in ("IQ1", "IQ2", "IQ3") else 1e-5
     assert (np.abs(found - expected) <= steps * step + 1e-6 * np.abs(expected)).all()
 
 
@@ -245,13 +313,13 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
 def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(file, "gemma3")
-    rows = np.zeros((4, 54), np.uint8)
-    writer.add_tensor("blk.0.attn_q.weight", rows, raw_dtype=gguf.GGMLQuantizationType.TQ1_0)
+    rows = np.zeros((4, 292), np.uint8)
+    writer.add_tensor("blk.0.attn_q.weight", rows, raw_dtype=gguf.GGMLQuantizationType.Q8_K)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelUnsupported, match=r"holds 1 tensors of TQ1_0; exo reads F32.*Q6_K"):
+    with pytest.raises(ModelUnsupported, match=r"holds 1 tensors of Q8_K; exo reads F32.*Q6_K"):
         write_folder([file], tmp_path / "out")
 
 
