@@ -97,8 +97,11 @@ class Pace:
     """A step in which n sequences decode takes `a + c n` seconds. What is left of a step that holds
     tokens of prompts as well is theirs."""
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, *, reads_experts: bool = False) -> None:
+        """`reads_experts`: members read experts of a mixture from disk. A chunk asks for nearly all
+        of them, however short it is, so it is as long as can be."""
         self._members = members
+        self._reads_experts = reads_experts
         self._decoding = _Line()
         self._prompt_token_s: float | None = None
 
@@ -145,6 +148,8 @@ class Pace:
 
     def chunk(self, decoding: int) -> int:
         """Tokens of prompts that the next step may hold beside so many that decode."""
+        if self._reads_experts:
+            return MAX_CHUNK
         if self._prompt_token_s is None:
             return self.usual_chunk
         seconds = CHUNK_S

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from exo.orchestration.serving.pace import ALONE_CHUNK, CHUNK_S, CHUNK_STEPS, MIN_CHUNK, Pace
+from exo.orchestration.serving.pace import (
+    ALONE_CHUNK,
+    CHUNK_S,
+    CHUNK_STEPS,
+    MAX_CHUNK,
+    MIN_CHUNK,
+    Pace,
+)
 
 
 def prefilled(pace: Pace, fixed_s: float, token_s: float, tokens: int = 1500) -> list[int]:
@@ -36,3 +43,10 @@ def test_beside_others_it_takes_as_long_as_a_few_of_their_steps() -> None:
         pace.took(0.005 + 0.0009 * chunk, 1, chunk)
     assert pace.chunk(1) == int(CHUNK_STEPS * 0.005 / 0.0009) // MIN_CHUNK * MIN_CHUNK == 8
     assert pace.chunk(0) > ALONE_CHUNK
+
+
+def test_where_experts_are_read_from_disk_a_chunk_is_as_long_as_can_be() -> None:
+    pace = Pace(2, reads_experts=True)
+    assert pace.chunk(0) == MAX_CHUNK
+    pace.took(5.0, 0, MAX_CHUNK)
+    assert pace.chunk(0) == pace.chunk(3) == MAX_CHUNK
