@@ -202,6 +202,11 @@ class Planner:
         making.plan_hash = plan.hash
         logger.info("plan %s of %s: %s", plan.hash, model_id, plan.members)
         ring = {node_id: members[node_id] for node_id in plan.node_ids}
+        if (share := min(member.shard.expert_share for member in plan.members)) < 1:
+            slower = (
+                f"{share:.0%} of its experts fit into memory, others are read from disk: slower"
+            )
+            on_progress(Progress("loading", model_id, warning=slower))
         try:
             await self._load(plan, prepared, ring, making)
             warming = Progress("warming", model_id, node_id=plan.head_id)

@@ -369,6 +369,11 @@ async def test_a_mixture_that_fits_nowhere_whole_leaves_experts_on_disk() -> Non
     assert plan.node_ids == ("a", "b")
     # 6.1 GB can be used: 1.6 for what all tokens go through, and 0.7 of the experts' 6.4.
     assert {member.shard.expert_share for member in plan.members} == {0.625}
+    heard: list[Progress] = []
+    made = planner(members)
+    await made.ensure("m", heard.append)
+    await made.close()
+    assert "62% of its experts fit into memory" in next(one.warning for one in heard if one.warning)
     members["b"].answer = described()  # an engine that holds all of them or none
     members["a"].memory = 4 * GB
     plan = await ensure(members)
