@@ -60,6 +60,7 @@ ARCHITECTURES = {
     "llama4": "llama4",
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1",
 }
 """`general.architecture` by model_type."""
 
@@ -140,6 +141,8 @@ def _own_name(name: str, names: Any) -> str:
     if name.startswith("model.layers.") and name.endswith(tuple(_GEMMA4)):
         layer, part = name.split(".", 3)[2:]
         return f"blk.{layer}.{_GEMMA4[part]}"
+    if name.endswith("pre_ff_layernorm.weight"):  # whose name llama.cpp's converter writes so
+        return f"blk.{name.split('.')[2]}.ffn_norm"
     found = names.get_name(module)
     assert found is not None, module
     return f"{found}.{kind}"
@@ -245,7 +248,7 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
     if model_type in _LAYER_NORM_EPS:
         del written["attention.layer_norm_rms_epsilon"]
         written["attention.layer_norm_epsilon"] = config.get(_LAYER_NORM_EPS[model_type], 1e-5)
-    if model_type in ("granitemoehybrid", "nemotron_h"):
+    if model_type in ("granitemoehybrid", "nemotron_h", "falcon_h1"):
         written |= _state_space_numbers(config)
     written |= _OWN_NUMBERS.get(model_type, lambda config: {})(config)
     return {key: number for key, number in written.items() if number is not None}
@@ -257,6 +260,9 @@ def _state_space_numbers(config: dict[str, Any]) -> dict[str, Any]:
     if pattern := config.get("hybrid_override_pattern"):
         attending = [kind == "*" for kind in pattern]
         widths = [config["intermediate_size"] * (kind in "-E") for kind in pattern]
+    elif config["model_type"] == "falcon_h1":
+        attending = [True] * config["num_hidden_layers"]
+        widths = [config["intermediate_size"]] * len(attending)
     else:
         attending = [kind == "attention" for kind in config["layer_types"]]
         widths = [config["intermediate_size"]] * len(attending)

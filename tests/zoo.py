@@ -243,6 +243,16 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"rope_scaling": YARN, "topk_method": "greedy", "num_experts_per_tok": 2},
     "exaone4": {"sliding_window_pattern": "LLG"},
     "exaone_moe": {"layer_types": _SLIDING, "is_moe_layer": [False] + [True] * (LAYERS - 1)},
+    "falcon_h1": {
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_conv": 4,
+        "lm_head_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+    },
     "gear": {"layer_types": ["sliding_attention", "conv_mixer", "full_attention"] * (LAYERS // 3)},
     "gemma4_text": {
         "num_kv_shared_layers": 2,

@@ -237,6 +237,8 @@ class CheckpointModel:
         for kv_heads, _ in arch.head_shapes:
             if arch.heads % kv_heads:
                 raise ModelUnsupported(f"{arch.heads} heads over {kv_heads} KV heads")
+        if arch.family.raw_is_unknown and checkpoint.is_raw:
+            raise ModelUnsupported("weights as they were trained, not as mlx-lm converts them")
         layers = range(arch.n_layers)
         known = set(
             self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))

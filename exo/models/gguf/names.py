@@ -58,7 +58,8 @@ def renamed(name: str, family: GGUFFamily) -> str | None:
         module = family.tensors.get(layer[2], _LAYER_TENSORS.get(layer[2]))
         if module is not None:
             whole = f"{family.prefix}{family.layers}.{layer[1]}.{module}"
-            return whole if module.endswith(_NO_MODULES) else f"{whole}.{layer[3]}"
+            # Falcon-H1's norms before the MLP are there without a suffix.
+            return whole if module.endswith(_NO_MODULES) else f"{whole}.{layer[3] or 'weight'}"
     else:
         module_name, _, kind = name.partition(".")
         outer = family.tensors.get(module_name, _OUTER_TENSORS.get(module_name))

@@ -89,6 +89,8 @@ def test_a_file_computes_what_its_source_does(
         unsaid = {"sliding_window_pattern": 4}
     if model_type == "lfm2_moe":
         unsaid = {"norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    if model_type == "falcon_h1":  # in the weights there
+        unsaid = {"lm_head_multiplier": 1.0, "embedding_multiplier": 1.0}
     config = zoo.tiny_config(model_type) | unsaid | more
     if model_type == "llama4":
         config["text_config"] |= {"attention_chunk_size": 8192, "floor_scale": 8192}

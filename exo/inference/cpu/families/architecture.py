@@ -29,8 +29,9 @@ class Recurrent:
 
 @dataclass(frozen=True)
 class StateSpace:
-    """Of Mamba-2's layers: heads, how many groups of them share what goes in and what reads, how
-    many numbers a head has and a number's state, parts of the norm, and bounds of a step."""
+    """Of Mamba-2's layers: heads, how many groups of them share what goes in and what reads,
+    how many numbers a head has and a number's state, parts of the norm (0: there is none), and
+    bounds of a step."""
 
     heads: int
     groups: int
@@ -179,7 +180,7 @@ def _read(config: Config, family: Family) -> Architecture:
             n_layers, n_layers + int(config.get("num_nextn_predict_layers") or 0)
         ),
         recurrent=_recurrent(config, frozenset(mixers)),
-        state_space=_state_space(config) if "state_space" in mixers else None,
+        state_space=_state_space(config) if any("state_space" in m for m in mixers) else None,
         latent=latent,
         latent_eps=family.latent_eps or float(config["rms_norm_eps"]),
         **values,

@@ -9,8 +9,11 @@ from typing import Literal
 from exo.inference.cpu.families.positions import Config, full_attention, llama_rope
 from exo.inference.cpu.families.rope import RopeTable
 
-Mixer = Literal["attention", "delta_net", "short_convolution", "state_space", "nothing"]
-"""What a layer does with the tokens before: it attends to them, or remembers a state of them."""
+Mixer = Literal[
+    "attention", "delta_net", "short_convolution", "state_space", "attention+state_space", "nothing"
+]
+"""What a layer does with the tokens before: it attends to them, or remembers a state of them, or
+both at once."""
 
 _MODULES = {
     "attention": "self_attn",
@@ -112,8 +115,8 @@ class Family:
 
     `config` gives a configuration a llama's keys, `renames` the tensors a llama's names: parts of
     dotted paths and what to read instead. `raw_norm_offset` is added to norms in checkpoints as
-    they were before mlx-lm converted them. Where a config has `use_qk_norm`, it decides over
-    `head_norms`.
+    they were before mlx-lm converted them; where `raw_is_unknown` these are left to MLX. Where a
+    config has `use_qk_norm`, it decides over `head_norms`.
 
     `fused_attention`: one matrix has queries, then keys, then values, or these of each head.
 
@@ -135,6 +138,7 @@ class Family:
     norms: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NORMS)
     norm_offset: float = 0.0
     raw_norm_offset: float = 0.0
+    raw_is_unknown: bool = False
     layer_norm: bool = False
     head_norms: bool = False
     norm_after_rope: bool = False

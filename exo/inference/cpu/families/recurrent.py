@@ -173,6 +173,27 @@ _NEMOTRON_H = Family(
 )
 
 
+def _falcon_h1_config(config: Config) -> Config:
+    """Checkpoints as mlx-lm or llama.cpp converted them, with their multipliers in the weights."""
+    groups = config["mamba_n_groups"] if config.get("mamba_rms_norm") else 0
+    return {**config, "mamba_norm_groups": groups, "time_step_limit": (0.0, 1e30)}
+
+
+def _falcon_h1_scales(config: Config) -> dict[str, float]:
+    if not config.get("tie_word_embeddings", True):
+        return {}
+    return {"logits_scale": config["lm_head_multiplier"] / config["embedding_multiplier"]}
+
+
+_FALCON_H1 = Family(
+    norms={"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
+    mixer=lambda config, layer: "attention+state_space",
+    config=_falcon_h1_config,
+    scales=_falcon_h1_scales,
+    raw_is_unknown=True,
+    renames={"feed_forward": "mlp", "final_layernorm": "norm"},
+)
+
 _QWEN3_NEXT = Family(
     tied=False,
     raw_norm_offset=1.0,
@@ -199,6 +220,7 @@ RECURRENT: Mapping[str, Family] = {
     "qwen3_5_moe": _QWEN3_5,
     "granitemoehybrid": _GRANITE_HYBRID,
     "nemotron_h": _NEMOTRON_H,
+    "falcon_h1": _FALCON_H1,
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, experts=_LFM2_EXPERTS),
 }

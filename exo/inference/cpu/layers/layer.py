@@ -19,21 +19,23 @@ def tensors_of_layer(
 ) -> Iterator[str]:
     """Names of what layer `index` reads."""
     modules = arch.family.modules
-    prefix, mixer = f"model.layers.{index}", arch.mixers[index]
+    prefix = f"model.layers.{index}"
     for name in _norms(arch, checkpoint, index).values():
         yield f"{prefix}.{name}.weight"
         if arch.family.layer_norm and f"{prefix}.{name}.bias" in checkpoint:
             yield f"{prefix}.{name}.bias"
-    match mixer:
-        case "delta_net":
-            yield from recurrent.delta_net_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
-        case "short_convolution":
-            yield from recurrent.short_convolution_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
-        case "state_space":
-            yield from recurrent.state_space_tensors(checkpoint, f"{prefix}.{modules[mixer]}")
-        case "attention":
-            kind = latent if arch.latent else attention
-            yield from kind.tensors(arch, checkpoint, f"{prefix}.{modules[mixer]}", index)
+    for mixer in arch.mixers[index].split("+"):
+        module = f"{prefix}.{modules.get(mixer)}"
+        match mixer:
+            case "delta_net":
+                yield from recurrent.delta_net_tensors(checkpoint, module)
+            case "short_convolution":
+                yield from recurrent.short_convolution_tensors(checkpoint, module)
+            case "state_space":
+                yield from recurrent.state_space_tensors(arch, checkpoint, module)
+            case "attention":
+                kind = latent if arch.latent else attention
+                yield from kind.tensors(arch, checkpoint, module, index)
     if index in arch.mlp_layers:
         of_mlp = mixture.tensors if index in arch.expert_layers else mlp.tensors
         yield from of_mlp(arch, checkpoint, f"{prefix}.{modules['mlp']}")
@@ -73,7 +75,7 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     """All but the experts of a mixture. `rope`: the place of its positions' table among the
     model's, or -1."""
     modules = arch.family.modules
-    prefix, mixer = f"model.layers.{index}", arch.mixers[index]
+    prefix = f"model.layers.{index}"
     layer = native.Layer()
     layer.rope, layer.window = rope, arch.windows[index]
     layer.in_chunks = arch.family.in_chunks and layer.window > 0
@@ -88,17 +90,18 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     layer.parallel = arch.parallel
     if arch.parallel and "mlp_norm" not in norms:
         layer.mlp_norm, layer.mlp_norm_bias = layer.attention_norm, layer.attention_norm_bias
-    match mixer:
-        case "delta_net":
-            layer.delta_net = recurrent.delta_net(arch, packer, f"{prefix}.{modules[mixer]}")
-        case "short_convolution":
-            module = f"{prefix}.{modules[mixer]}"
-            layer.short_convolution = recurrent.short_convolution(packer, module)
-        case "state_space":
-            layer.state_space = recurrent.state_space(arch, packer, f"{prefix}.{modules[mixer]}")
-        case "attention":
-            kind = latent if arch.latent else attention
-            kind.build(arch, packer, f"{prefix}.{modules[mixer]}", layer, index)
+    for mixer in arch.mixers[index].split("+"):
+        module = f"{prefix}.{modules.get(mixer)}"
+        match mixer:
+            case "delta_net":
+                layer.delta_net = recurrent.delta_net(arch, packer, module)
+            case "short_convolution":
+                layer.short_convolution = recurrent.short_convolution(packer, module)
+            case "state_space":
+                layer.state_space = recurrent.state_space(arch, packer, module)
+            case "attention":
+                kind = latent if arch.latent else attention
+                kind.build(arch, packer, module, layer, index)
     if index in arch.mlp_layers:
         build_mlp = mixture.build if index in arch.expert_layers else mlp.build
         build_mlp(arch, packer, f"{prefix}.{modules['mlp']}", layer)

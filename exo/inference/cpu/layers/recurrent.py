@@ -56,8 +56,12 @@ def _rows_of_qkvz(sizes: Recurrent) -> tuple[Rows, Rows]:
     return np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)
 
 
-def state_space_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
-    yield from (f"{prefix}.{name}" for name in ("A_log", "D", "dt_bias", "norm.weight"))
+def state_space_tensors(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str
+) -> Iterator[str]:
+    assert arch.state_space is not None
+    norm = ["norm.weight"] if arch.state_space.norm_groups else []
+    yield from (f"{prefix}.{name}" for name in ("A_log", "D", "dt_bias", *norm))
     for name in ("in_proj", "conv1d", "out_proj"):
         yield from checkpoint.parts(f"{prefix}.{name}")
 
@@ -77,7 +81,8 @@ def state_space(arch: Architecture, packer: Packer, prefix: str) -> native.State
     space.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
     space.skip = as_list(packer.floats(f"{prefix}.D"))
     space.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
-    space.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
+    if sizes.norm_groups:
+        space.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
     space.out = packer.matrix(f"{prefix}.out_proj")
     return space
 

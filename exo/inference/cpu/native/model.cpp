@@ -130,17 +130,19 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     const size_t index = cached.size();
     cached.push_back(layer.kv_from >= 0 ? cached[at_least(layer.kv_from)] : caching);
     caching += layer.caches() ? 1 : 0;
-    if (layer.parallel) before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
+    if (layer.parallel || layer.mixes_twice())
+      before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
+    if (layer.latent) {
+      latent_attention(layer, cached[index]);
+    } else if (layer.q) {
+      attention(layer, cached[index]);
+    }
     if (layer.delta_net) {
       delta_net(layer, state);
     } else if (layer.short_convolution) {
       short_convolution(layer, state);
     } else if (layer.state_space) {
       state_space(layer, state);
-    } else if (layer.latent) {
-      latent_attention(layer, cached[index]);
-    } else if (layer.q) {
-      attention(layer, cached[index]);
     }
     state += layer.state_floats();
     if (layer.router) {
@@ -256,7 +258,8 @@ void Model::norm_rows(const float* x, const std::vector<float>& norm,
 }
 
 void Model::norm_for_mixer(const Layer& layer, std::initializer_list<const Matrix*> readers) {
-  norm_rows(x_.data(), layer.attention_norm, layer.attention_norm_bias, groups_of(readers));
+  const float* from = layer.mixes_twice() ? before_.data() : x_.data();
+  norm_rows(from, layer.attention_norm, layer.attention_norm_bias, groups_of(readers));
 }
 
 void Model::norm_for_mlp(const Layer& layer, std::initializer_list<const Matrix*> readers) {

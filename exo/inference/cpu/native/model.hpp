@@ -52,7 +52,7 @@ struct DeltaNet {
 // A state space (Mamba-2, arXiv:2405.21060, 7.1): each head remembers a matrix [head_dim,
 // state_dim], which fades by exp(-exp(A) dt) and gains dt x (outer) B, where dt = softplus(its row
 // + dt_bias) within `steps`; C reads it, and D x is added. What is read goes through the gate's
-// SiLU and a norm of `norm_groups` parts.
+// SiLU and a norm of `norm_groups` parts (an empty one: none).
 struct StateSpace {
   MatrixPtr xbc, gate, dt, out;  // rows of xbc: [heads, head_dim], [groups, state_dim] twice
   Convolution convolution;       // of xbc's rows
@@ -142,6 +142,8 @@ struct Layer {
   int query_span = 1, query_ahead = 0;
 
   bool attends() const { return q || latent; }
+  // Attends and has a state; both read the layer's input.
+  bool mixes_twice() const { return attends() && state_space; }
   bool caches() const { return attends() && kv_from < 0; }
   int64_t state_floats() const;  // what a sequence takes beside the KV cache
 };

@@ -165,7 +165,7 @@ void Model::state_space(const Layer& layer, int64_t state) {
   });
   recur(heads, values, keys, state + (space.convolution.taps - 1) * channels, false);
 
-  const int64_t part = width / space.norm_groups;
+  const int64_t part = space.norm.empty() ? width : width / space.norm_groups;
   each_row(rows_, [&](int64_t i) {
     float *out = attended_.row(i), *z = z_.data() + i * width;
     const float* x = convolved_.data() + i * channels;
@@ -173,7 +173,8 @@ void Model::state_space(const Layer& layer, int64_t state) {
       k.add_scaled(out + h * values, x + h * values, space.skip[at_least(h)], values);
     }
     k.gate(Activation::kSilu, z, out, width);
-    for (int64_t g = 0; g < width; g += part) {
+    if (space.norm.empty()) std::memcpy(out, z, at_least(width) * sizeof(float));
+    for (int64_t g = 0; g < width && !space.norm.empty(); g += part) {
       k.rms_norm(z + g, space.norm.data() + g, out + g, part, spec_.norm_eps);
     }
     attended_.quantize(i, 1);

@@ -95,6 +95,34 @@ _NEMOTRON_H = {
 }
 
 
+_FALCON_H1 = {
+    **_state_space("mamba"),
+    "output_norm": "model.final_layernorm",
+    "ffn_norm": "pre_ff_layernorm",
+    **{f"ffn_{place}": f"feed_forward.{place}_proj" for place in ("gate", "up", "down")},
+}
+
+
+def _falcon_h1(metadata: Metadata, config: Config) -> Config:
+    """llama.cpp's converter puts the multipliers into the weights (conversion/falcon_h1.py)."""
+    heads, width = metadata("ssm.time_step_rank"), metadata("ssm.inner_size")
+    return {
+        "rope_scaling": None,
+        "mamba_n_heads": heads,
+        "mamba_d_head": width // heads,
+        "mamba_d_ssm": width,
+        "mamba_d_state": metadata("ssm.state_size"),
+        "mamba_n_groups": metadata("ssm.group_count"),
+        "mamba_d_conv": metadata("ssm.conv_kernel"),
+        "mamba_proj_bias": metadata.has_tensor(".ssm_in.bias"),
+        "mamba_conv_bias": metadata.has_tensor(".ssm_conv1d.bias"),
+        "mamba_rms_norm": metadata.has_tensor(".ssm_norm."),
+        "projectors_bias": metadata.has_tensor(".ssm_out.bias"),
+        "lm_head_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+    }
+
+
 def _qwen3_5(metadata: Metadata, config: Config) -> Config:
     keys, values = metadata("ssm.group_count"), metadata("ssm.time_step_rank")
     experts = qwen3_moe(metadata, config) if metadata("expert_count", 0) else {}
@@ -214,6 +242,7 @@ RECURRENT: Mapping[str, GGUFFamily] = {
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
+    "falcon-h1": GGUFFamily("falcon_h1", tensors=_FALCON_H1, config=_falcon_h1),
     "lfm2": GGUFFamily("lfm2", tensors=_LFM2 | _LFM2_MLP, config=_lfm2),
     "lfm2moe": GGUFFamily("lfm2_moe", tensors=_LFM2 | _LFM2_MOE, config=_lfm2_moe),
 }
