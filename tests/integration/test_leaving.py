@@ -49,6 +49,16 @@ async def begun(stream: asyncio.Task[str], node: ExoProcess) -> None:
     assert not stream.done()
 
 
+async def without(api: ExoProcess, rest: list[str]) -> None:
+    """The ring is of all the others: soon, as on a busy machine one of them may be thought lost for
+    a moment."""
+
+    async def whole() -> bool:
+        return await api.ring() == rest
+
+    await until(whole, f"the ring is of {rest}", 5)
+
+
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("leaver", ["head", "middle", "tail"])
 async def test_a_node_that_ends_has_others_take_over_first(
@@ -63,7 +73,7 @@ async def test_a_node_that_ends_has_others_take_over_first(
         assert await ended(node, 8) < 5
         assert not answer.done(), "it should still be going on, on the others"
         rest = [role for role in ("head", "middle", "tail") if role != leaver]
-        assert await api.ring() == rest
+        await without(api, rest)
         assert await answer == expected
         assert "handing over dummy" in node.tail(4000)
 
@@ -82,7 +92,7 @@ async def test_a_drained_node_lives_and_has_no_part_until_that_is_undone(
         assert f"{drained} has no part in rings" in said.stdout
         assert not answer.done()
         rest = [role for role in ("head", "middle", "tail") if role != drained]
-        assert await api.ring() == rest
+        await without(api, rest)
         topology = await api.get("/v1/topology")
         assert topology["nodes"][drained]["draining"]
         assert (await c.nodes[drained].get("/v1/topology"))["status"]["shards"] == []

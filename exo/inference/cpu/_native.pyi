@@ -172,6 +172,21 @@ class TokenInputs:
     projection_scale: float
     scale: float
 
+class AltUp:
+    router: Matrix
+    router_norm: list[float]
+    predict: list[float]
+    correct: list[float]
+    scale: list[float]
+    left: Matrix
+    right: Matrix
+    laurel_norm: list[float]
+
+class Streams:
+    begin: list[Matrix]
+    end: list[Matrix]
+    active: int
+
 class MixtureNorms:
     router: list[float]
     experts: list[float]
@@ -217,6 +232,9 @@ class Layer:
     expert_scales: list[float]
     mixture_norms: MixtureNorms
     token_input: TokenInput
+    alt_up: AltUp
+    sparse: bool
+    deviations: float
     scale: float
     latent: LatentAttention
     delta_net: DeltaNet
@@ -259,6 +277,7 @@ class Model:
     embedding: Matrix
     head: Matrix
     token_inputs: TokenInputs
+    streams: Streams
     final_norm: list[float]
     final_norm_bias: list[float]
     sequences: int

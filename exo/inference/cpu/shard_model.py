@@ -12,7 +12,7 @@ from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.cold_experts import ColdExperts
 from exo.inference.cpu.families.architecture import Architecture, architecture
 from exo.inference.cpu.families.rope import RopeTable
-from exo.inference.cpu.layers import token_input
+from exo.inference.cpu.layers import alt_up, token_input
 from exo.inference.cpu.layers.layer import (
     build_layer,
     expert_reader,
@@ -125,6 +125,8 @@ class CheckpointModel:
                     model.token_inputs = token_input.build_inputs(
                         arch, packer, *(self._matrices[module] for module in outer)
                     )
+                if arch.alt_up:
+                    model.streams = alt_up.build_streams(arch, self._matrices.__getitem__)
             if end == arch.n_layers:
                 model.head = self._matrices["model.embed_tokens" if self.tied else "lm_head"]
                 model.final_norm = norm(arch.family, packer, "model.norm.weight")
@@ -166,6 +168,8 @@ class CheckpointModel:
         embedding = ["model.embed_tokens"] if first or (last and self.tied) else []
         if first and self.architecture.token_input_dim:
             embedding += [token_input.EMBEDDING, token_input.PROJECTION]
+        if first:
+            embedding += alt_up.modules(self.architecture)
         return embedding + (["lm_head"] if last and not self.tied else [])
 
     def _missing_bytes(
@@ -271,7 +275,12 @@ class CheckpointModel:
 
 
 def _expert_bytes(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> int:
-    return sum(map(checkpoint.nbytes, expert_tensors_of_layer(arch, checkpoint, index)))
+    """Of a layer; 0 where one expert cannot be read without the others."""
+    names = list(expert_tensors_of_layer(arch, checkpoint, index))
+    is_single = any(".experts.0." in name for name in names)
+    if checkpoint.quantizer is not None and not is_single:
+        return 0  # its stacks are unpacked as a whole
+    return sum(map(checkpoint.nbytes, names))
 
 
 def _native_rope(table: RopeTable) -> native.Rope:

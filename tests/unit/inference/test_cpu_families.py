@@ -74,6 +74,14 @@ CASES = [
     ("gpt_neox", {"use_parallel_residual": False}),
     ("gemma4_text", zoo.GEMMA4_31B),
     ("gemma4_text", zoo.GEMMA4_26B),
+    (
+        "gemma3n",
+        {
+            "activation_sparsity_pattern": [0.95, 0.0] * 3,
+            "altup_correct_scale": False,
+            "altup_active_idx": 1,
+        },
+    ),
     ("falcon_h1", {"mamba_rms_norm": True, "mamba_n_groups": 1, "tie_word_embeddings": False}),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
     (

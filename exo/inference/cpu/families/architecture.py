@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,17 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class AltUp:
+    """Of a hidden state of several streams: which one layers compute with, how large coefficients
+    may be, and whether what tokens bring reads it scaled."""
+
+    streams: int
+    active: int
+    clip: float
+    is_scaled: bool
+
+
+@dataclass(frozen=True)
 class Architecture:
     """`ropes`, `windows`, `mixers`, `query_growth`, `plain_norms`, `head_shapes` (KV heads and
     their size) and `kv_from` (whose keys and values are read) have one entry a layer; a window of
@@ -84,6 +96,8 @@ class Architecture:
     recurrent: Recurrent | None = None
     state_space: StateSpace | None = None
     latent: Latent | None = None
+    alt_up: AltUp | None = None
+    sparsity: tuple[float | None, ...] = ()
     latent_eps: float = 1e-6
     expert_layers: frozenset[int] = frozenset()
     expert_count: int = 0
@@ -182,6 +196,8 @@ def _read(config: Config, family: Family) -> Architecture:
         recurrent=_recurrent(config, frozenset(mixers)),
         state_space=_state_space(config) if any("state_space" in m for m in mixers) else None,
         latent=latent,
+        alt_up=_alt_up(config) if family.alt_up else None,
+        sparsity=tuple(family.sparsity(config, i) for i in range(n_layers)),
         latent_eps=family.latent_eps or float(config["rms_norm_eps"]),
         **values,
     )
@@ -199,6 +215,15 @@ def _mixture(config: Config, experts: Experts, n_layers: int) -> dict[str, Any]:
         "expert_scale": experts.scale(config),
         "expert_groups": experts.groups(config),
     }
+
+
+def _alt_up(config: Config) -> AltUp:
+    return AltUp(
+        streams=int(config["altup_num_inputs"]),
+        active=int(config["altup_active_idx"]),
+        clip=float(config.get("altup_coef_clip") or math.inf),
+        is_scaled=bool(config["altup_correct_scale"]),
+    )
 
 
 def _latent(config: Config) -> Latent:

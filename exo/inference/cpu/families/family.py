@@ -97,6 +97,10 @@ def _no_growth(config: Config, layer: int) -> Growth | None:
     return None
 
 
+def _not_sparse(config: Config, layer: int) -> float | None:
+    return None
+
+
 def _none_plain(config: Config, layer: int) -> str:
     return ""
 
@@ -129,7 +133,8 @@ class Family:
     normed without weights, and where `values_are_keys` values are what becomes the keys.
     `token_inputs`: the key of the config with the size of what tokens bring to each layer.
     `mixture_norms`: the native MixtureNorms', by what a layer calls them; experts have scales
-    there. `layer_scales`: a layer ends in a factor."""
+    there. `layer_scales`: a layer ends in a factor. `alt_up`: a hidden state of several
+    streams; `sparsity`: so many deviations above their mean the gates' values must lie to go on."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -163,6 +168,8 @@ class Family:
     token_inputs: str = ""
     mixture_norms: Mapping[str, str] = field(default_factory=dict)
     layer_scales: bool = False
+    alt_up: bool = False
+    sparsity: Callable[[Config, int], float | None] = _not_sparse
     modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
     scales: Callable[[Config], dict[str, float]] = _no_scales
     experts: Experts | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
-from exo.inference.cpu.layers import attention, latent, mixture, mlp, recurrent, token_input
+from exo.inference.cpu.layers import alt_up, attention, latent, mixture, mlp, recurrent, token_input
 from exo.inference.cpu.layers.mixture import ExpertReader
 from exo.inference.cpu.packing import Packer, as_list, norm
 
@@ -43,6 +43,8 @@ def tensors_of_layer(
         yield from (f"{prefix}.{name}.weight" for name in arch.family.mixture_norms.values())
     if arch.token_input_dim:
         yield from token_input.tensors(checkpoint, prefix)
+    if arch.alt_up:
+        yield from alt_up.tensors(arch, checkpoint, prefix)
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in checkpoint:
         yield f"{prefix}.layer_scalar"
     if with_experts:
@@ -113,6 +115,10 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
             setattr(layer.mixture_norms, place, as_list(packer.floats(f"{prefix}.{name}.weight")))
     if arch.token_input_dim:
         layer.token_input = token_input.build(packer, prefix)
+    if arch.alt_up:
+        layer.alt_up = alt_up.build(arch, packer, prefix)
+    if (deviations := arch.sparsity[index]) is not None:
+        layer.sparse, layer.deviations = True, deviations
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in packer.checkpoint:
         layer.scale = float(packer.floats(f"{prefix}.layer_scalar")[0])
     return layer

@@ -18,7 +18,9 @@ void Model::attention(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const int kv_heads = shape_of(layer).heads, head_dim = shape_of(layer).dim;
   const int64_t hd = head_dim, q_width = spec_.heads * hd, kv_width = kv_heads * hd;
-  norm_for_mixer(layer, {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get()});
+  const Matrix* laurel = layer.alt_up ? layer.alt_up->left.get() : nullptr;
+  norm_for_mixer(layer,
+                 {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get(), laurel});
   grow(q_, rows_ * q_width);
   grow(k_, rows_ * kv_width);
   grow(v_, rows_ * kv_width);

@@ -1,6 +1,7 @@
 #include "model.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -27,6 +28,17 @@ int64_t Layer::state_floats() const {
 }
 
 namespace {
+
+// What lies so many deviations above the mean, less that; else 0.
+void drop_below(float* x, int64_t count, float deviations) {
+  double sum = 0, squares = 0;
+  for (int64_t d = 0; d < count; d++) sum += double{x[d]};
+  const double mean = sum / static_cast<double>(count);
+  for (int64_t d = 0; d < count; d++) squares += (x[d] - mean) * (x[d] - mean);
+  const double deviation = std::sqrt(squares / static_cast<double>(count));
+  const float least = static_cast<float>(mean + deviation * double{deviations});
+  for (int64_t d = 0; d < count; d++) x[d] = std::max(0.f, x[d] - least);
+}
 
 KVType kv_type(int bits) {
   return bits == 32 ? KVType::kFloat32 : bits == 8 ? KVType::kInt8 : KVType::kFloat16;
@@ -120,6 +132,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
   if (tokens != nullptr) {
     embed(tokens);
     if (token_inputs) read_token_inputs(tokens);
+    if (streams) begin_streams();
   } else {
     std::memcpy(x_.data(), hidden, at_least(rows_ * spec_.hidden) * sizeof(float));
   }
@@ -130,6 +143,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     const size_t index = cached.size();
     cached.push_back(layer.kv_from >= 0 ? cached[at_least(layer.kv_from)] : caching);
     caching += layer.caches() ? 1 : 0;
+    if (layer.alt_up) predict_streams(*layer.alt_up);
     if (layer.parallel || layer.mixes_twice())
       before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
     if (layer.latent) {
@@ -145,11 +159,13 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
       state_space(layer, state);
     }
     state += layer.state_floats();
+    if (layer.alt_up) add_laurel(*layer.alt_up);
     if (layer.router) {
       experts(layer);
     } else if (layer.up) {
       mlp(layer);
     }
+    if (layer.alt_up) correct_streams(*layer.alt_up);
     if (layer.token_input) add_token_input(layer, index);
     if (layer.scale != 1.f) {
       each_row(rows_, [&](int64_t i) {
@@ -157,6 +173,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
       });
     }
   }
+  if (streams) end_streams();
   for (size_t s = 0; s < state_.size(); s++) {
     states_->advance(slices[s].sequence, slices[s].start + slices[s].length, slices[s].keeps);
   }
@@ -194,7 +211,8 @@ void Model::read_token_inputs(const int32_t* tokens) {
   each_row(rows_, [&](int64_t i) {
     float* row = token_inputs_.data() + i * width;
     float* own = up_.data() + i * width;
-    in.embedding->read_row(tokens[i], own);
+    // Fewer tokens than there are may bring something; the others what the first does.
+    in.embedding->read_row(tokens[i] < in.embedding->rows ? tokens[i] : 0, own);
     for (int64_t d = 0; d < width; d++) row[d] *= in.projection_scale;
     for (int64_t d = 0; d < width; d += dim) {
       k.rms_norm(row + d, in.norm.data(), row + d, dim, spec_.norm_eps);
@@ -218,7 +236,14 @@ void Model::add_token_input(const Layer& layer, size_t index) {
   });
   grow(y_, rows_ * spec_.hidden);
   run_linear({{in.out.get(), &gated_, 0, rows_, y_.data(), spec_.hidden}}, spec_.precise);
-  each_row(rows_, [&](int64_t i) { add_residual(x(i), y_.data() + i * spec_.hidden, in.norm); });
+  each_row(rows_, [&](int64_t i) {
+    float* y = y_.data() + i * spec_.hidden;
+    if (!layer.alt_up) return add_residual(x(i), y, in.norm);
+    k.rms_norm(y, in.norm.data(), y, spec_.hidden, spec_.norm_eps);
+    for (int64_t s = 1; s < layer.alt_up->router->rows; s++) {
+      k.add_scaled(stream(s, i), y, 1.f, spec_.hidden);
+    }
+  });
 }
 
 void Model::add_residual(float* row, float* y, const std::vector<float>& norm) const {
@@ -282,6 +307,7 @@ void Model::mlp(const Layer& layer) {
   run_linear(jobs, spec_.precise);
   each_row(rows_, [&](int64_t i) {
     const float* up = layer.gate ? up_.data() + i * width : nullptr;
+    if (layer.sparse) drop_below(gated_.row(i), width, layer.deviations);
     k.gate(spec_.activation, gated_.row(i), up, width);
     gated_.quantize(i, 1);
   });

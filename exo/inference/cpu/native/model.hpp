@@ -88,6 +88,26 @@ struct TokenInput {
   std::vector<float> norm;
 };
 
+// Gemma 3n's: the hidden state is several streams, of which a layer predicts all (a matrix of
+// numbers that depend on the active one), computes with the active one, and corrects all by what
+// came of it (AltUp, arXiv:2301.13310). Beside the attention `left` and `right` are a second way of
+// low rank (LAuReL, arXiv:2411.07501).
+struct AltUp {
+  MatrixPtr router;  // [streams, hidden]
+  std::vector<float> router_norm;
+  std::vector<float> predict;  // [streams, streams, streams]: to, from, routed
+  std::vector<float> correct;  // [streams, streams]: to, routed
+  std::vector<float> scale;    // [hidden]: of the active stream that TokenInput reads, or empty
+  MatrixPtr left, right;
+  std::vector<float> laurel_norm;
+};
+
+// How streams begin and end, but for the first: what makes them of the first one, and back.
+struct Streams {
+  std::vector<MatrixPtr> begin, end;
+  int active = 0;
+};
+
 // Where they come from, in the first shard: the token's row of `embedding` [vocabulary, layers *
 // dim] and norms of each layer's part of what `projection` makes of its hidden state.
 struct TokenInputs {
@@ -131,6 +151,10 @@ struct Layer {
   std::vector<float> expert_scales;  // [experts]: of what they are weighed with
   std::shared_ptr<MixtureNorms> mixture_norms;
   std::shared_ptr<TokenInput> token_input;
+  std::shared_ptr<AltUp> alt_up;
+  // Of what the gate gives only what lies so many deviations above its mean goes on.
+  bool sparse = false;
+  float deviations = 0.f;
   float scale = 1.f;  // of x after all else
   std::shared_ptr<LatentAttention> latent;
   std::shared_ptr<DeltaNet> delta_net;
@@ -188,6 +212,7 @@ class Model {
   MatrixPtr embedding;  // first shard: [vocabulary, hidden]
   MatrixPtr head;       // last shard: [vocabulary, hidden]
   std::shared_ptr<TokenInputs> token_inputs;
+  std::shared_ptr<Streams> streams;                // such a model is one shard
   std::vector<float> final_norm, final_norm_bias;  // last shard
 
   // One step. `tokens` [rows] where this is the first shard, else `hidden` float32 [rows, hidden].
@@ -233,6 +258,16 @@ class Model {
   // What each layer's TokenInput reads, from the tokens and their embeddings in x_.
   void read_token_inputs(const int32_t* tokens);
   void add_token_input(const Layer& layer, size_t index);
+  float* stream(int64_t number, int64_t row) {
+    return streams_.data() + (number * rows_ + row) * spec_.hidden;
+  }
+  void begin_streams();
+  void end_streams();
+  void predict_streams(const AltUp& up);
+  void correct_streams(const AltUp& up);
+  // tanh of the router's view of x_: [rows, streams] in router_out_.
+  void route_streams(const AltUp& up);
+  void add_laurel(const AltUp& up);
   // `index` among the layers that cache; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
@@ -271,6 +306,7 @@ class Model {
   std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;
   std::vector<float> token_inputs_;  // [rows, layers * dim]
+  std::vector<float> streams_;       // [streams, rows, hidden]
   Activations normed_, attended_, gated_, gathered_, shared_, by_head_, routed_, for_experts_;
 };
 
