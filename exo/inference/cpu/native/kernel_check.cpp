@@ -158,6 +158,27 @@ void add_gemma_layers(Model& model) {
   model.token_inputs->norm = std::vector<float>(tokens, 1.f);
 }
 
+// As in Gemma 3n: three streams, of which the second is computed with.
+void add_streams(Model& model) {
+  constexpr int streams = 3;
+  model.streams = std::make_shared<Streams>();
+  model.streams->active = 1;
+  for (int i = 1; i < streams; i++) {
+    model.streams->begin.push_back(random_affine(64, 64, 4, 32));
+    model.streams->end.push_back(random_affine(64, 64, 8, 32));
+  }
+  for (Layer& layer : model.layers) {
+    AltUp up;
+    up.router = random_dense(streams, 64), up.router_norm = std::vector<float>(64, 1.f);
+    up.predict = random_floats(streams * streams * streams, 0.1f);
+    up.correct = random_floats(streams * streams, 0.1f), up.scale = random_floats(64);
+    up.left = random_affine(32, 64, 4, 32), up.right = random_affine(64, 32, 4, 32);
+    up.laurel_norm = std::vector<float>(64, 1.f);
+    layer.alt_up = std::make_shared<AltUp>(std::move(up));
+    layer.sparse = true, layer.deviations = 0.3f;
+  }
+}
+
 // A model with everything in it: windows, sinks, soft caps, experts, odd widths.
 Model random_model(int kv_bits, int head_dim) {
   Spec spec;
@@ -193,6 +214,7 @@ Model random_model(int kv_bits, int head_dim) {
   model.embedding = model.head = random_affine(50, 64, 8, 32);
   model.final_norm = std::vector<float>(64, 1.f);
   add_gemma_layers(model);
+  add_streams(model);
   return model;
 }
 
