@@ -71,6 +71,12 @@ class InferenceEngine(ABC):
         return self._read_rate
 
     @property
+    def promised_bytes(self) -> int:
+        """Of memory that shards which are loaded will take, and have not taken yet, beside their KV
+        caches. May be asked from any thread."""
+        return 0
+
+    @property
     def kind(self) -> str:
         """Another word for each engine that would be another speed on the same machine."""
         return self.name
@@ -220,12 +226,12 @@ class InferenceEngine(ABC):
         """The tokenizer of a model that is loaded, for constraints."""
         return load_tokenizer("", self._paths[model_id])
 
-    def cache_bytes(self, accelerator: str, to_come: int = 0) -> int:
-        """That the KV cache of a shard which is loaded now may take, but for `to_come` bytes that
-        will still be."""
+    def cache_bytes(self, accelerator: str) -> int:
+        """That the KV cache of a shard which is loaded now may take."""
         if self.kv_memory is not None:
             return self.kv_memory
-        return int(max(0, free_memory(accelerator) - to_come) * CACHE_MEMORY_SHARE)
+        free = free_memory(accelerator) - self.promised_bytes
+        return int(max(0, free) * CACHE_MEMORY_SHARE)
 
     def _load(self, shard: Shard, path: Path, on_progress: OnProgress) -> None:
         self._check_here(shard, path)

@@ -59,7 +59,7 @@ class OwnShards:
         now = time.monotonic()
         if self._config.memory_bytes is None and now - self._probed_at > MEMORY_PROBE_S:
             self._probed_at = now
-            self._capabilities = refreshed(self._capabilities)
+            self._capabilities = refreshed(self._capabilities, self._engine.promised_bytes)
         return self._capabilities
 
     def free_bytes(self) -> int:

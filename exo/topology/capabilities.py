@@ -70,11 +70,14 @@ def probe(memory_override: int | None = None) -> DeviceCapabilities:
     )
 
 
-def refreshed(known: DeviceCapabilities) -> DeviceCapabilities:
-    """The same machine with the memory that is free now; cheap enough for every heartbeat."""
+def refreshed(known: DeviceCapabilities, promised: int = 0) -> DeviceCapabilities:
+    """The same machine with the memory that is free now, less what is promised to somebody who has
+    not taken it yet; cheap enough for every heartbeat."""
     if known.accelerator == "cuda":
-        return _probe_nvidia(known) or known
-    return replace(known, memory_available_bytes=_memory()[1])
+        found = _probe_nvidia(known) or known
+    else:
+        found = replace(known, memory_available_bytes=_memory()[1])
+    return replace(found, memory_available_bytes=max(0, found.memory_available_bytes - promised))
 
 
 def free_memory(accelerator: str) -> int:

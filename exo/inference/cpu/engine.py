@@ -60,6 +60,10 @@ class CPUEngine(InferenceEngine):
     def kind(self) -> str:
         return f"{self.name} {native.isa()} {native.threads()}"
 
+    @property
+    def promised_bytes(self) -> int:
+        return sum(checkpoint.experts_to_come for checkpoint in list(self._checkpoints.values()))
+
     @cached_property
     def _mlx(self) -> MLXEngine:
         from exo.inference.mlx.engine import MLXEngine
@@ -106,7 +110,7 @@ class CPUEngine(InferenceEngine):
                 on_progress,
                 precise=self._precise,
                 kv_bits=self.kv_bits,
-                cache_limit=lambda to_come: self.cache_bytes("cpu", to_come),
+                cache_limit=lambda: self.cache_bytes("cpu"),
                 expert_share=shard.expert_share,
             )
         finally:

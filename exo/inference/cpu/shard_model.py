@@ -74,14 +74,14 @@ class CheckpointModel:
         *,
         precise: bool,
         kv_bits: int = 16,
-        cache_limit: Callable[[int], int],
+        cache_limit: Callable[[], int],
         expert_share: float = 1.0,
     ) -> native.Model:
         """The shard of layers [start, end), reading and packing what is not in memory yet.
-        `on_progress` is called with (bytes read, bytes to read). Of the experts' bytes only
-        `expert_share` is to be in memory at once, where it is below 1 as they are asked for;
-        `cache_limit` is given the bytes that these will take, when all else is in memory, and gives
-        those that the KV cache may grow to."""
+        `on_progress` is called with (bytes read, bytes to read); `cache_limit`, when all is in
+        memory, gives the bytes that the KV cache may grow to. Of the experts' bytes only
+        `expert_share` is to be in memory at once; where it is below 1 they are read as they are
+        asked for."""
         arch = self.architecture
         with self._opened() as checkpoint:
             cold = self._cold if expert_share < 1 else None
@@ -115,7 +115,7 @@ class CheckpointModel:
             for module in self._outer_modules(start, end):
                 if module not in self._matrices:
                     self._matrices[module] = packer.matrix(module)
-            model = native.Model(self._spec(precise, kv_bits, cache_limit(self._cold.to_come)))
+            model = native.Model(self._spec(precise, kv_bits, cache_limit()))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
@@ -139,6 +139,11 @@ class CheckpointModel:
     def experts_read(self) -> int:
         """Experts that were read when steps asked for them, so far."""
         return self._cold.memory.packed
+
+    @property
+    def experts_to_come(self) -> int:
+        """Bytes of experts that are not in memory yet and may come."""
+        return self._cold.to_come
 
     def expert_bytes(self) -> tuple[int, ...]:
         """Of each layer, what experts take that only some tokens go through."""

@@ -118,6 +118,8 @@ class Standby:
         """Layers next to this node's own, the nearest first, as many as may be taken."""
         description = self._rings.description_of(plan.model_id)
         own = plan.shard_of(self._node_id)
+        if own.expert_share < 1:
+            return  # memory that is spare would do for its own experts
         budget = SHARE * (self._free_bytes() + self._taken(plan, description))
         taken = [own]
         for layer in _outward(own):

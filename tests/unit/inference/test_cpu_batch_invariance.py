@@ -39,7 +39,7 @@ def model_of(folder: Path, precise: bool, kv_bits: int = 16) -> native.Model:
         lambda done, total: None,
         precise=precise,
         kv_bits=kv_bits,
-        cache_limit=lambda to_come: 1 << 30,
+        cache_limit=lambda: 1 << 30,
     )
 
 

@@ -89,6 +89,7 @@ async def test_experts_that_are_read_when_asked_for_give_the_same_bits(
     memory = memory_of(in_part)
     assert memory_of(whole).packed == 0
     assert memory.packed > zoo.LAYERS * 4  # more often than there are experts
+    assert whole.promised_bytes == 0
     described = await in_part.describe("m", folder)
     most = sum(described.expert_bytes) / 4 + max(described.expert_bytes)
     assert 0 < memory.bytes <= 1.1 * most
@@ -108,6 +109,21 @@ async def test_with_more_memory_a_later_shard_keeps_them_all(tmp_path: Path) -> 
     after = memory_of(engine).packed
     assert np.array_equal(await steps(engine, WHOLE, folder), expected)
     assert memory_of(engine).packed == after > before
+    await engine.close()
+
+
+async def test_what_experts_will_take_is_promised_to_nobody_else(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_moe-affine", tmp_path)
+    engine = CPUEngine(2)
+    await engine.load(IN_PART, folder, lambda done, total: None)
+    experts = sum((await engine.describe("m", folder)).expert_bytes)
+    assert engine.promised_bytes == experts // 4
+    assert engine.cache_bytes("cpu") > 0
+    batch = ForwardBatch((Slice("a", 0, 1, SamplingParams(temperature=0)),), np.ones(1, np.int32))
+    await engine.forward(IN_PART, batch, None)
+    assert engine.promised_bytes < experts // 4
+    await engine.unload(IN_PART)
+    assert engine.promised_bytes == 0
     await engine.close()
 
 

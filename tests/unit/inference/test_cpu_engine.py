@@ -153,7 +153,7 @@ def test_the_kv_cache_is_as_large_as_what_is_in_it(tiny: Path) -> None:
         arch.n_layers,
         lambda done, total: None,
         precise=False,
-        cache_limit=lambda to_come: 1 << 30,
+        cache_limit=lambda: 1 << 30,
     )
     page = 64 * arch.n_layers * arch.kv_heads * arch.head_dim * 2 * 4
     ids = np.zeros(65, np.int32)
@@ -179,7 +179,7 @@ def test_keys_and_values_of_eight_bits_take_half_and_change_little(tiny: Path) -
             lambda done, total: None,
             precise=False,
             kv_bits=bits,
-            cache_limit=lambda to_come: 1 << 30,
+            cache_limit=lambda: 1 << 30,
         )
         logits[bits] = model.forward([native.Slice("s", 0, 200, True)], ids, None)[0]
         bytes_of[bits] = model.cache_bytes
@@ -193,7 +193,7 @@ def test_keys_and_values_of_eight_bits_take_half_and_change_little(tiny: Path) -
 def test_a_token_outside_the_vocabulary_is_refused(tiny: Path) -> None:
     checkpoint = CheckpointModel(tiny)
     model = checkpoint.build(
-        0, zoo.LAYERS, lambda done, total: None, precise=False, cache_limit=lambda to_come: 1 << 30
+        0, zoo.LAYERS, lambda done, total: None, precise=False, cache_limit=lambda: 1 << 30
     )
     with pytest.raises(IndexError, match=f"token 999 of a vocabulary of {zoo.VOCABULARY}"):
         model.forward([native.Slice("s", 0, 1, True)], np.array([999], np.int32), None)
@@ -296,7 +296,7 @@ folder = Path(sys.argv[1])
 checkpoint = CheckpointModel(folder)
 before = psutil.Process().memory_info().rss
 n = checkpoint.architecture.n_layers
-limit = lambda to_come: 1 << 30
+limit = lambda: 1 << 30
 model = checkpoint.build(0, n, lambda a, b: None, precise=False, cache_limit=limit)
 print(psutil.Process().memory_info().rss - before)
 """

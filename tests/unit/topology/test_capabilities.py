@@ -14,6 +14,7 @@ def test_the_probe_describes_this_machine() -> None:
     assert found.cores >= 1
     assert found.chip
     assert refreshed(found).chip == found.chip
+    assert refreshed(found, promised=1 << 60).memory_available_bytes == 0
 
 
 def test_memory_can_be_overridden() -> None:

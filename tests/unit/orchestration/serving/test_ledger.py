@@ -21,9 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, request: Any) -> native.Mode
     zoo.write_checkpoint(request.param, path, zoo.tiny_config(request.param))
     checkpoint = CheckpointModel(path)
     n = checkpoint.architecture.n_layers
-    return checkpoint.build(
-        0, n, lambda a, b: None, precise=False, cache_limit=lambda to_come: 1 << 30
-    )
+    return checkpoint.build(0, n, lambda a, b: None, precise=False, cache_limit=lambda: 1 << 30)
 
 
 def test_a_page_is_as_long_there_as_here() -> None:
