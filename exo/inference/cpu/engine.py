@@ -79,7 +79,7 @@ class CPUEngine(InferenceEngine):
             described = self._mlx.describe_model(model_id, path)
             logger.warning("%s runs on the MLX engine, slower: %s", model_id, error.message)
             return described
-        found, experts = checkpoint.architecture, checkpoint.expert_bytes()
+        found, experts = checkpoint.architecture, checkpoint.expert_bytes
         described = describe_checkpoint(model_id, path, found.n_layers)
         if any(experts):
             described = replace(described, expert_bytes=experts)

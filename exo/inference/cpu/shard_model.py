@@ -48,6 +48,9 @@ class CheckpointModel:
         with self._opened() as checkpoint:
             self.tied = self._is_tied(checkpoint)
             self._check(checkpoint)
+            layers = range(self.architecture.n_layers)
+            self.expert_bytes = tuple(self._expert_bytes(checkpoint, layer) for layer in layers)
+            """Of each layer, what experts take that only some tokens go through."""
 
     @contextmanager
     def _opened(self) -> Iterator[CanonicalCheckpoint]:
@@ -105,8 +108,8 @@ class CheckpointModel:
                 layer = build_layer(arch, packer, index, place)
                 if index in arch.expert_layers:
                     if cold and lasting:
-                        size = _expert_bytes(arch, checkpoint, index)
-                        cold.add(index, layer, expert_reader(arch, lasting, index), size)
+                        reader = expert_reader(arch, lasting, index)
+                        cold.add(index, layer, reader, self.expert_bytes[index])
                     else:
                         reader = expert_reader(arch, packer, index)
                         layer.experts = [reader.pack(i) for i in range(arch.expert_count)]
@@ -144,12 +147,6 @@ class CheckpointModel:
     def experts_to_come(self) -> int:
         """Bytes of experts that are not in memory yet and may come."""
         return self._cold.to_come
-
-    def expert_bytes(self) -> tuple[int, ...]:
-        """Of each layer, what experts take that only some tokens go through."""
-        with self._opened() as checkpoint:
-            arch = self.architecture
-            return tuple(_expert_bytes(arch, checkpoint, index) for index in range(arch.n_layers))
 
     def tensors_of(self, start: int, end: int) -> frozenset[str]:
         """Names of the tensors that layers [start, end) read."""
@@ -278,14 +275,13 @@ class CheckpointModel:
                 raise ModelUnsupported(f"tensor {name} is of type {dtype}")
         self.is_float32 = all(checkpoint.dtype(name) == "F32" for name in known)
 
-
-def _expert_bytes(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> int:
-    """Of a layer; 0 where one expert cannot be read without the others."""
-    names = list(expert_tensors_of_layer(arch, checkpoint, index))
-    is_single = any(".experts.0." in name for name in names)
-    if checkpoint.quantizer is not None and not is_single:
-        return 0  # its stacks are unpacked as a whole
-    return sum(map(checkpoint.nbytes, names))
+    def _expert_bytes(self, checkpoint: CanonicalCheckpoint, index: int) -> int:
+        """Of a layer; 0 where one expert cannot be read without the others."""
+        names = list(expert_tensors_of_layer(self.architecture, checkpoint, index))
+        is_single = any(".experts.0." in name for name in names)
+        if self._quantizer is not None and not is_single:
+            return 0  # its stacks are unpacked as a whole
+        return sum(map(checkpoint.nbytes, names))
 
 
 def _native_rope(table: RopeTable) -> native.Rope:

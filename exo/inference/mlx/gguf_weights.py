@@ -182,9 +182,6 @@ def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
     """Each row's values as one little-endian stream of bits."""
     if bits == 8:
         return np.ascontiguousarray(values).view(np.uint32)
-    if bits == 2:
-        four = values.reshape(*values.shape[:-1], -1, 4) << np.array([0, 2, 4, 6], np.uint8)
-        return np.ascontiguousarray(np.bitwise_or.reduce(four, axis=-1)).view(np.uint32)
     if bits == 4:
         return np.ascontiguousarray(values[..., ::2] | values[..., 1::2] << 4).view(np.uint32)
     eight = values.reshape(*values.shape[:-1], -1, 8).astype(np.uint64)

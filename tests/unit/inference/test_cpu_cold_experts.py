@@ -205,7 +205,7 @@ async def test_a_description_says_what_experts_take(tmp_path: Path) -> None:
     folder = checkpoint("qwen3_moe-affine", tmp_path)
     engine = CPUEngine(2)
     found = await engine.describe("m", folder)
-    assert found.expert_bytes == CheckpointModel(folder).expert_bytes()
+    assert found.expert_bytes == CheckpointModel(folder).expert_bytes
     assert all(
         0 < own < size for own, size in zip(found.expert_bytes, found.layer_bytes, strict=True)
     )

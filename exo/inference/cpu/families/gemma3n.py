@@ -6,29 +6,17 @@ The arithmetic is that of mlx-lm's gemma3n.
 
 from __future__ import annotations
 
-import math
 from statistics import NormalDist
 
 from exo.inference.cpu.families.dense import SANDWICH_NORMS
 from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.families.gemma4 import kv_from, scales, slides, window
 from exo.inference.cpu.families.positions import Config
 from exo.inference.cpu.families.rope import RopeTable, rope_table
 
 
-def _slides(config: Config, layer: int) -> bool:
-    return bool(config["layer_types"][layer] == "sliding_attention")
-
-
-def _kv_from(config: Config, layer: int) -> int:
-    """The last layers read what the last of their kind cached that has keys of its own."""
-    own = int(config["num_hidden_layers"]) - int(config["num_kv_shared_layers"])
-    if layer < own:
-        return layer
-    return max(one for one in range(own) if _slides(config, one) == _slides(config, layer))
-
-
 def _rope(config: Config, layer: int) -> RopeTable:
-    base = config["rope_local_base_freq"] if _slides(config, layer) else config["rope_theta"]
+    base = config["rope_local_base_freq"] if slides(config, layer) else config["rope_theta"]
     return rope_table(int(config["head_dim"]), base)
 
 
@@ -45,14 +33,10 @@ GEMMA3N = Family(
     norms=SANDWICH_NORMS,
     head_norms=True,
     plain_norms=lambda config, layer: "v",
-    kv_from=_kv_from,
+    kv_from=kv_from,
     rope=_rope,
-    window=lambda config, layer: int(config["sliding_window"]) if _slides(config, layer) else 0,
-    scales=lambda config: {
-        "embedding_scale": math.sqrt(config["hidden_size"]),
-        "attention_scale": 1.0,
-        "logits_soft_cap": config["final_logit_softcapping"] or 0.0,
-    },
+    window=window,
+    scales=scales,
     token_inputs="hidden_size_per_layer_input",
     alt_up=True,
     sparsity=_sparsity,

@@ -35,7 +35,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _slides(config: Config, layer: int) -> bool:
+def slides(config: Config, layer: int) -> bool:
     kinds = config.get("layer_types")
     if kinds is None:
         return bool((layer + 1) % config.get("sliding_window_pattern", 5))
@@ -45,36 +45,36 @@ def _slides(config: Config, layer: int) -> bool:
 def _head_shape(config: Config, layer: int) -> tuple[int, int]:
     """Layers that see everything have wider heads, and fewer where their values are their keys."""
     heads, width = int(config["num_key_value_heads"]), int(config["head_dim"])
-    if _slides(config, layer):
+    if slides(config, layer):
         return heads, width
     if config.get("attention_k_eq_v"):
         heads = int(config.get("num_global_key_value_heads") or heads)
     return heads, int(config["global_head_dim"] or width)
 
 
-def _kv_from(config: Config, layer: int) -> int:
+def kv_from(config: Config, layer: int) -> int:
     """The last layers read what the last of their kind cached that has keys of its own."""
     own = int(config["num_hidden_layers"]) - int(config["num_kv_shared_layers"] or 0)
     if layer < own:
         return layer
-    return max(one for one in range(own) if _slides(config, one) == _slides(config, layer))
+    return max(one for one in range(own) if slides(config, one) == slides(config, layer))
 
 
 def _values_are_keys(config: Config, layer: int) -> bool:
-    return bool(config.get("attention_k_eq_v")) and not _slides(config, layer)
+    return bool(config.get("attention_k_eq_v")) and not slides(config, layer)
 
 
 def _rope(config: Config, layer: int) -> RopeTable:
-    kind = "sliding_attention" if _slides(config, layer) else "full_attention"
+    kind = "sliding_attention" if slides(config, layer) else "full_attention"
     how = (config.get("rope_parameters") or _ROPES).get(kind) or {}
     return rope_table(_head_shape(config, layer)[1], how.get("rope_theta", 10000.0), how)
 
 
-def _window(config: Config, layer: int) -> int:
-    return int(config["sliding_window"]) if _slides(config, layer) else 0
+def window(config: Config, layer: int) -> int:
+    return int(config["sliding_window"]) if slides(config, layer) else 0
 
 
-def _scales(config: Config) -> dict[str, float]:
+def scales(config: Config) -> dict[str, float]:
     return {
         "embedding_scale": math.sqrt(config["hidden_size"]),
         "attention_scale": 1.0,
@@ -100,10 +100,10 @@ GEMMA4 = Family(
     plain_norms=lambda config, layer: "v",
     values_are_keys=_values_are_keys,
     head_shape=_head_shape,
-    kv_from=_kv_from,
+    kv_from=kv_from,
     rope=_rope,
-    window=_window,
-    scales=_scales,
+    window=window,
+    scales=scales,
     experts=_EXPERTS,
     token_inputs="hidden_size_per_layer_input",
     layer_scales=True,

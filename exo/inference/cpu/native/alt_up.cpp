@@ -1,5 +1,4 @@
 // A hidden state of several streams, and what stands beside attention and gates in Gemma 3n.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -23,15 +22,9 @@ void Model::begin_streams() {
   const int64_t hidden = spec_.hidden, count = static_cast<int64_t>(streams->begin.size());
   grow(streams_, (count + 1) * rows_ * hidden);
   std::memcpy(streams_.data(), x_.data(), at_least(rows_ * hidden) * sizeof(float));
-  std::vector<int> groups;
-  for (const MatrixPtr& w : streams->begin) {
-    for (const int group : groups_of({w.get()})) groups.push_back(group);
-  }
-  std::sort(groups.begin(), groups.end());
-  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
-  norm_rows(x_.data(), {}, {}, groups);
   for (int64_t s = 0; s < count; s++) {
     const MatrixPtr& w = streams->begin[at_least(s)];
+    norm_rows(x_.data(), {}, {}, groups_of({w.get()}));
     run_linear({{w.get(), &normed_, 0, rows_, stream(s + 1, 0), hidden}}, spec_.precise);
   }
   each_row(rows_, [&](int64_t i) {

@@ -126,12 +126,8 @@ void Model::experts(const Layer& layer) {
   for (int64_t e = 0; e < count; e++) {
     if (first[at_least(e)] < first[at_least(e + 1)]) asked.push_back(static_cast<int>(e));
   }
-  std::vector<Expert> experts;
-  if (layer.expert_memory) {
-    experts = layer.expert_memory->take(layer.number, asked);
-  } else {
-    for (const int e : asked) experts.push_back(layer.experts[at_least(e)]);
-  }
+  std::vector<Expert> taken;
+  if (layer.expert_memory) taken = layer.expert_memory->take(layer.number, asked);
   std::vector<int64_t> next(first.begin(), first.end() - 1);
   for (Slot& slot : chosen) slot.place = next[at_least(slot.expert)]++;
 
@@ -156,7 +152,7 @@ void Model::experts(const Layer& layer) {
   };
   for (size_t i = 0; i < asked.size(); i++) {
     const int64_t begin = first[at_least(asked[i])], rows = first[at_least(asked[i] + 1)] - begin;
-    const Expert& expert = experts[i];
+    const Expert& expert = layer.expert_memory ? taken[i] : layer.experts[at_least(asked[i])];
     in_pair(expert.gate.get(), expert.up.get(), gathered_, begin, rows, gated_.row(begin),
             up_.data() + begin * width);
     out.push_back(
