@@ -59,7 +59,10 @@ def own(
     checkpoint: Path, pieces: npt.NDArray[np.int32], tmp_path_factory: pytest.TempPathFactory
 ) -> npt.NDArray[np.float32]:
     """The same of the cpu engine, as it is used; a ring of it has the same bits."""
-    run = partial(asyncio.run, every_position([CPUEngine()], [], checkpoint, pieces))
+
+    def run() -> npt.NDArray[np.float32]:
+        return asyncio.run(every_position([CPUEngine()], [], checkpoint, pieces))
+
     with ThreadPoolExecutor(1) as another:  # in this thread a loop may run
         return once("cpu", tmp_path_factory, lambda: another.submit(run).result())
 
