@@ -133,17 +133,17 @@ const Isa kIsas[] = {
     {"portable", always, true},   {"wide", always, true},
 };
 
-struct Choice {
+struct Candidate {
   const KernelTable* table;
   bool (*runs_here)();
   bool automatic;
 };
 
 // Those that were built, best first.
-const std::vector<Choice>& choices() {
+const std::vector<Candidate>& candidates() {
 #define EXO_TABLE(isa) &isa::kTable,
-  static const std::vector<Choice> all = [] {
-    std::vector<Choice> found;
+  static const std::vector<Candidate> all = [] {
+    std::vector<Candidate> found;
     for (const Isa& isa : kIsas) {
       for (const KernelTable* table : {EXO_ISAS(EXO_TABLE)}) {
         if (std::string(table->name) == isa.name) {
@@ -158,14 +158,14 @@ const std::vector<Choice>& choices() {
 
 const KernelTable* choose(const std::string& wanted) {
   std::string known;
-  for (const auto& choice : choices()) {
+  for (const Candidate& candidate : candidates()) {
     if (wanted.empty()) {
-      if (choice.automatic && choice.runs_here()) return choice.table;
+      if (candidate.automatic && candidate.runs_here()) return candidate.table;
       continue;
     }
-    known += std::string(known.empty() ? "" : ", ") + choice.table->name;
-    if (wanted == choice.table->name) {
-      if (choice.runs_here()) return choice.table;
+    known += std::string(known.empty() ? "" : ", ") + candidate.table->name;
+    if (wanted == candidate.table->name) {
+      if (candidate.runs_here()) return candidate.table;
       throw std::runtime_error("EXO_CPU_ISA=" + wanted +
                                ": this processor does not have these instructions");
     }
@@ -191,8 +191,8 @@ void choose_kernels(const std::string& name) { chosen() = choose(name); }
 
 std::vector<std::string> runnable_kernels() {
   std::vector<std::string> names;
-  for (const auto& choice : choices()) {
-    if (choice.runs_here()) names.emplace_back(choice.table->name);
+  for (const Candidate& candidate : candidates()) {
+    if (candidate.runs_here()) names.emplace_back(candidate.table->name);
   }
   return names;
 }
