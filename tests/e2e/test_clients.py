@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anthropic
-import ollama
-import openai
-import pydantic
 import pytest
+import vendors
 from cluster import ExoProcess, cluster
 from hub_server import HubServer
 from repositories import shaped
@@ -27,16 +25,16 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield c.nodes["n0"]
 
 
-def openais(node: ExoProcess) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0)
+def openais(node: ExoProcess) -> vendors.openai.AsyncOpenAI:
+    return vendors.openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0)
 
 
-def anthropics(node: ExoProcess) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=node.url, api_key="none", max_retries=0)
+def anthropics(node: ExoProcess) -> vendors.anthropic.AsyncAnthropic:
+    return vendors.anthropic.AsyncAnthropic(base_url=node.url, api_key="none", max_retries=0)
 
 
-def ollamas(node: ExoProcess) -> ollama.AsyncClient:
-    return ollama.AsyncClient(host=node.url)
+def ollamas(node: ExoProcess) -> vendors.ollama.AsyncClient:
+    return vendors.ollama.AsyncClient(host=node.url)
 
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -97,13 +95,19 @@ async def test_completions(node: ExoProcess) -> None:
         async for chunk in stream:
             texts[chunk.choices[0].index] += chunk.choices[0].text
         assert texts == [two.choices[0].text, two.choices[2].text]
-        with pytest.raises(openai.BadRequestError, match="token 70000 is none of this model's"):
+        with pytest.raises(
+            vendors.openai.BadRequestError, match="token 70000 is none of this model's"
+        ):
             await ai.completions.create(**how, prompt=[70000])
 
 
-class Person(pydantic.BaseModel):
-    name: str = pydantic.Field(max_length=6)
-    age: int = pydantic.Field(ge=0, le=99)
+@functools.cache
+def person() -> type:
+    class Person(vendors.pydantic.BaseModel):
+        name: str = vendors.pydantic.Field(max_length=6)
+        age: int = vendors.pydantic.Field(ge=0, le=99)
+
+    return Person
 
 
 WEATHER = {
@@ -121,9 +125,9 @@ TOOL = {"type": "function", "function": FUNCTION}
 async def test_answers_follow_schemas(node: ExoProcess) -> None:
     how = {"model": "dummy", "messages": HELLO, "max_tokens": 200}
     async with openais(node) as ai:
-        parsed = await ai.chat.completions.parse(**how, response_format=Person, n=2)
+        parsed = await ai.chat.completions.parse(**how, response_format=person(), n=2)
         assert all(choice.finish_reason == "stop" for choice in parsed.choices)
-        assert isinstance(parsed.choices[1].message.parsed, Person)
+        assert isinstance(parsed.choices[1].message.parsed, person())
         for extra, pattern in (
             ({"guided_regex": "[a-c]{3}"}, "[a-c]{3}"),
             ({"guided_choice": ["yes", "no"]}, "yes|no"),
@@ -132,7 +136,7 @@ async def test_answers_follow_schemas(node: ExoProcess) -> None:
             told = await ai.chat.completions.create(**how, extra_body=extra)
             assert re.fullmatch(pattern, told.choices[0].message.content)
         wizard = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wizard"}}}
-        with pytest.raises(openai.BadRequestError, match="wizard"):
+        with pytest.raises(vendors.openai.BadRequestError, match="wizard"):
             await ai.chat.completions.create(**how, response_format=wizard)
         # A constrained answer beside free ones changes nothing for them.
         free = await ai.chat.completions.create(**how | {"max_tokens": 30}, temperature=0)
@@ -166,7 +170,7 @@ async def test_openais_tools(node: ExoProcess) -> None:
         named = how | {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
         assert (await ai.chat.completions.create(**named)).choices[0].message.tool_calls
         nobody = {"type": "function", "function": {"name": "nobody"}}
-        with pytest.raises(openai.BadRequestError, match="nobody"):
+        with pytest.raises(vendors.openai.BadRequestError, match="nobody"):
             await ai.chat.completions.create(**how | {"tool_choice": nobody})
 
 
@@ -183,12 +187,12 @@ async def test_openais_responses(node: ExoProcess) -> None:
         assert second.usage.input_tokens > first.usage.input_tokens + len(first.output_text)
         assert (await ai.responses.retrieve(second.id)).output_text == second.output_text
         await ai.responses.delete(second.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(vendors.openai.NotFoundError):
             await ai.responses.retrieve(second.id)
         counted = await ai.responses.input_tokens.count(model="dummy", input="hello")
         assert counted.input_tokens == first.usage.input_tokens
-        parsed = await ai.responses.parse(**how, input="hello", text_format=Person)
-        assert isinstance(parsed.output_parsed, Person)
+        parsed = await ai.responses.parse(**how, input="hello", text_format=person())
+        assert isinstance(parsed.output_parsed, person())
         calls = how | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
         numbers, kinds = [], []
         async with ai.responses.stream(**calls, input="hello") as stream:
@@ -222,7 +226,7 @@ async def test_openais_responses(node: ExoProcess) -> None:
             "files",
         )
         assert call.input and call.input == "".join(said)
-        with pytest.raises(openai.BadRequestError, match="background"):
+        with pytest.raises(vendors.openai.BadRequestError, match="background"):
             await ai.responses.create(**how, input="hello", background=True)
 
 
@@ -236,9 +240,9 @@ async def test_openais_embeddings(node: ExoProcess) -> None:
         assert several.usage.prompt_tokens == 303
         cut = await ai.embeddings.create(model="dummy", input="one", dimensions=2)
         assert len(cut.data[0].embedding) == 2
-        with pytest.raises(openai.BadRequestError, match="dimensions"):
+        with pytest.raises(vendors.openai.BadRequestError, match="dimensions"):
             await ai.embeddings.create(model="dummy", input="one", dimensions=99)
-        with pytest.raises(openai.BadRequestError, match="input"):
+        with pytest.raises(vendors.openai.BadRequestError, match="input"):
             await ai.embeddings.create(model="dummy", input=["x" * 5000])
     async with ollamas(node) as other:
         theirs = await other.embed("dummy", ["one"])
@@ -271,9 +275,9 @@ async def test_anthropics_tools(node: ExoProcess) -> None:
 async def test_ollamas_formats_and_tools(node: ExoProcess) -> None:
     async with ollamas(node) as ai:
         options = {"num_predict": 200, "temperature": 0}
-        schema = Person.model_json_schema()
+        schema = person().model_json_schema()
         told = await ai.chat("dummy", HELLO, format=schema, options=options)
-        Person.model_validate_json(told.message.content)
+        person().model_validate_json(told.message.content)
         call = {"function": {"name": "get_weather", "arguments": {"city": "Bern", "days": 1}}}
         more = [
             *HELLO,
@@ -309,9 +313,9 @@ async def test_anthropics_client(node: ExoProcess) -> None:
         counted = await ai.messages.count_tokens(model="dummy", messages=HELLO, system="Be brief.")
         assert counted.input_tokens == prompt
         search = {"type": "web_search_20250305", "name": "web_search"}
-        with pytest.raises(anthropic.BadRequestError, match="web_search"):
+        with pytest.raises(vendors.anthropic.BadRequestError, match="web_search"):
             await ai.messages.create(**how, tools=[search])
-        with pytest.raises(anthropic.NotFoundError, match="unknown model"):
+        with pytest.raises(vendors.anthropic.NotFoundError, match="unknown model"):
             await ai.messages.create(**how | {"model": "nothing like it"})
 
 
@@ -333,12 +337,12 @@ async def test_ollamas_client(node: ExoProcess) -> None:
         shown = await ai.show("dummy")
         assert "completion" in shown.capabilities
         assert isinstance((await ai.list()).models, list)
-        with pytest.raises(ollama.ResponseError, match="unknown model"):
+        with pytest.raises(vendors.ollama.ResponseError, match="unknown model"):
             await ai.chat("nothing like it", HELLO)
         assert (await ai.generate("dummy", "", keep_alive=0)).done_reason == "unload"
         assert (await node.get("/health"))["ready"] == []
         assert (await ai.chat("dummy", HELLO, options=options)).message.content == text
-        with pytest.raises(ollama.ResponseError, match="not supported by exo"):
+        with pytest.raises(vendors.ollama.ResponseError, match="not supported by exo"):
             await ai.copy("dummy", "another")
 
 
@@ -355,5 +359,5 @@ async def test_ollamas_client_pulls_and_deletes(tmp_path: Path) -> None:
                 assert any(part.total and part.completed for part in parts)
                 assert "org/tiny" in [model.model for model in (await ai.list()).models]
                 assert (await ai.delete("org/tiny")).status == "success"
-                with pytest.raises(ollama.ResponseError, match="org/no"):
+                with pytest.raises(vendors.ollama.ResponseError, match="org/no"):
                     await ai.pull("org/no")

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
-import openai
 import pytest
+import vendors
 from cluster import ExoProcess, cluster
 
 
@@ -23,8 +23,8 @@ async def node(tmp_path: Path) -> AsyncIterator[ExoProcess]:
         yield c.nodes["n1"]
 
 
-def client(node: ExoProcess) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0)
+def client(node: ExoProcess) -> vendors.openai.AsyncOpenAI:
+    return vendors.openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0)
 
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -145,9 +145,9 @@ async def test_errors_are_openai_shaped(
 
 async def test_errors_of_a_stream_have_a_real_status(node: ExoProcess) -> None:
     async with client(node) as ai:
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(vendors.openai.NotFoundError):
             await ai.chat.completions.create(model="no", messages=MESSAGES, stream=True)
-        with pytest.raises(openai.BadRequestError):
+        with pytest.raises(vendors.openai.BadRequestError):
             await ai.chat.completions.create(
                 model="dummy", messages=[{"role": "user", "content": "x" * 5000}], stream=True
             )

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import ollama
-import openai
 import pytest
+import vendors
 from cluster import ExoProcess, cluster
 from thinker import write_thinker
 
@@ -39,7 +38,7 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 async def test_thoughts_come_apart_in_every_dialect(node: ExoProcess, thinker: Path) -> None:
     model = str(thinker)
-    ai = openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0)
+    ai = vendors.openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0)
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
     how: dict[str, Any] = {"model": model, "messages": HELLO, "max_tokens": 200, "temperature": 0}
     budget = {"extra_body": {"max_reasoning_tokens": 12}}
@@ -70,7 +69,8 @@ async def test_thoughts_come_apart_in_every_dialect(node: ExoProcess, thinker: P
     assert json.loads(call.function.arguments)["city"] and called.choices[0].message.content is None
     assert called.choices[0].message.reasoning_content
 
-    async with anthropic.AsyncAnthropic(base_url=node.url, api_key="x", max_retries=0) as other:
+    anthropic = vendors.anthropic.AsyncAnthropic
+    async with anthropic(base_url=node.url, api_key="x", max_retries=0) as other:
         thinking = {"type": "enabled", "budget_tokens": 12}
         output = {"format": {"type": "json_schema", "schema": PLACE}}
         asked: dict[str, Any] = {"model": model, "messages": HELLO, "max_tokens": 200}
