@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +30,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma3n": "gemma3n",
     "gemma4_text": "gemma4",
     "granite": "granite",
     "olmo2": "olmo2",
@@ -99,7 +102,8 @@ def _permuted(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     )
 
 
-_GEMMA4 = {
+_GEMMAS = {
+    "altup.correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.proj.weight": "ffn_gate_inp.weight",
@@ -138,9 +142,9 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{name.split('.')[2]}.ssm_dt.bias"
     if name.endswith("A_log"):
         return f"blk.{name.split('.')[2]}.ssm_a"
-    if name.startswith("model.layers.") and name.endswith(tuple(_GEMMA4)):
+    if name.startswith("model.layers.") and name.endswith(tuple(_GEMMAS)):
         layer, part = name.split(".", 3)[2:]
-        return f"blk.{layer}.{_GEMMA4[part]}"
+        return f"blk.{layer}.{_GEMMAS[part]}"
     if name.endswith("pre_ff_layernorm.weight"):  # whose name llama.cpp's converter writes so
         return f"blk.{name.split('.')[2]}.ffn_norm"
     found = names.get_name(module)
@@ -351,6 +355,23 @@ def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma3n(config: dict[str, Any]) -> dict[str, Any]:
+    """See Gemma3NModel of llama.cpp's conversion/gemma.py."""
+    shares = config["activation_sparsity_pattern"]
+    deviations = [NormalDist().inv_cdf(one) if one else -math.inf for one in shares]
+    return {
+        "feed_forward_length": config["intermediate_size"],
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "altup.active_idx": config["altup_active_idx"],
+        "activation_sparsity_scale": deviations,
+    }
+
+
 def _llama4(config: dict[str, Any]) -> dict[str, Any]:
     """See Llama4Model of llama.cpp's conversion/llama.py."""
     return {
@@ -362,6 +383,7 @@ def _llama4(config: dict[str, Any]) -> dict[str, Any]:
 
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
+    "gemma3n": _gemma3n,
     "gemma4_text": _gemma4,
     "cohere": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
     "cohere2": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
@@ -400,8 +422,16 @@ def quantized(
 
 
 def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
-    """Granite's shared experts, which stand apart in GGUF."""
+    """Granite's shared experts, which stand apart in GGUF, and Gemma 3n's projections of streams,
+    which are one tensor there."""
+    lists: dict[str, list[mx.array]] = {}
+    for name, array in sorted(tensors.items()):
+        if one := re.fullmatch(r"(.*altup\w*_projections)\.\d\.weight", name):
+            lists.setdefault(f"{one[1]}.weight", []).append(array)
+    yield from ((name, mx.stack(arrays)) for name, arrays in lists.items())
     for name, array in tensors.items():
+        if "altup" in name and "_projections." in name:
+            continue
         if "shared_mlp.input_linear" in name:
             gate, up = mx.split(array, 2, axis=0)
             yield name.replace("shared_mlp.input_linear", "mlp.shared_expert.gate_proj"), gate
@@ -461,7 +491,7 @@ def write_gguf(
         "attn_k.": config["num_key_value_heads"],
     }
     for name, array in _split(mx.load(str(checkpoint / "model.safetensors"))):
-        name = name.removeprefix("language_model.")
+        name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
         own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
         numbers = _as_converted(name, numbers, config)
         if architecture in _PERMUTED:

@@ -12,7 +12,7 @@ from typing import Any
 from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
 from exo.models.gguf.families.table import family_of_type
-from exo.models.gguf.file import read_gguf
+from exo.models.gguf.file import GGUFTensor, read_gguf
 from exo.models.gguf.names import TENSOR_SCALE, renamed
 from exo.models.weight_files import chosen_weights
 
@@ -132,11 +132,14 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
         "q_proj": int(config["num_attention_heads"]),
         "k_proj": int(config["num_key_value_heads"]),
     }
-    entries = {}
+    entries: dict[str, TensorEntry] = {}
     for gguf_name, tensor in read_gguf(file).tensors.items():
         if (name := renamed(gguf_name, family)) is None:
             continue
         parts = name.split(".")
+        if len(parts) > 1 and parts[-2] in family.lists:
+            entries |= _listed(name, file, tensor)
+            continue
         has_heads = family.interleaved_rope and parts[-1] != TENSOR_SCALE
         entries[name] = TensorEntry(
             file,
@@ -149,6 +152,19 @@ def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
             minus_exp=parts[-1] == "A_log",
         )
     return entries
+
+
+def _listed(name: str, file: Path, tensor: GGUFTensor) -> dict[str, TensorEntry]:
+    """The matrices of a list, which stand one after the other in a tensor."""
+    module, _, kind = name.rpartition(".")
+    count, shape = tensor.shape[0], tensor.shape[1:]
+    size = tensor.nbytes // count
+    return {
+        f"{module}.{i}.{kind}": TensorEntry(
+            file, tensor.format, shape, tensor.offset + i * size, size
+        )
+        for i in range(count)
+    }
 
 
 def _shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

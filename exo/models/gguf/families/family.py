@@ -53,6 +53,21 @@ class Metadata:
         layers = self("block_count") - self("nextn_predict_layers", 0)
         return (found * layers if len(found) == 1 else found)[:layers]
 
+    def numbers(self, key: str) -> list[float]:
+        """A number for each layer; empty where the file does not say."""
+        found = self._gguf.metadata.get(f"{self._gguf.architecture}.{key}", [])
+        return [float(number) for number in np.atleast_1d(found)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's, columns last.
+
+        Raises:
+            ModelUnsupported: there is no such tensor.
+        """
+        if (tensor := self._gguf.tensors.get(name)) is None:
+            raise ModelUnsupported(f"the GGUF file has no tensor {name}")
+        return tensor.shape
+
     def factors(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
         """Of the frequencies with which positions turn."""
         return self._gguf.floats("rope_freqs.weight")
@@ -74,7 +89,8 @@ class GGUFFamily:
     `interleaved_rope`: llama.cpp permutes the rows of q and k for RoPE over neighbouring pairs.
     `norms_add_one`: norms hold 1 + weight, where mlx-lm's class adds the 1. `prefix`: before all
     names. `layers`: what stands before a layer's number. `varied`: keys of the metadata whose
-    numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies."""
+    numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies.
+    `lists`: modules that are lists, whose weights stand in one tensor."""
 
     model_type: str
     interleaved_rope: bool = False
@@ -85,6 +101,7 @@ class GGUFFamily:
     config: Callable[[Metadata, Config], Config] = _nothing_own
     varied: tuple[str, ...] = ()
     own_factors: bool = False
+    lists: tuple[str, ...] = ()
 
 
 def experts(router: str, stacked: str) -> dict[str, str]:

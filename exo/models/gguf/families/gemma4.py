@@ -9,6 +9,21 @@ from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
 _NO_TURN = 1e29
 """A frequency's factor that stands for none: they write 1e30."""
 
+TOKEN_INPUTS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+"""What a token brings to each layer."""
+
+
+def layer_types(metadata: Metadata) -> list[str]:
+    slides = metadata.of_layers("attention.sliding_window_pattern")
+    return ["sliding_attention" if one else "full_attention" for one in slides]
+
 
 def _config(metadata: Metadata, config: Config) -> Config:
     slides = [bool(one) for one in metadata.of_layers("attention.sliding_window_pattern")]
@@ -23,7 +38,7 @@ def _config(metadata: Metadata, config: Config) -> Config:
     factors = metadata.factors()
     turned = 1.0 if factors is None else float((factors < _NO_TURN).mean())
     found: Config = {
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "layer_types": layer_types(metadata),
         "sliding_window": metadata("attention.sliding_window"),
         "head_dim": width,
         "global_head_dim": config["head_dim"],
@@ -67,12 +82,7 @@ GEMMA4 = GGUFFamily(
         "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
         "layer_output_scale": "layer_scalar",
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
+        **TOKEN_INPUTS,
         "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",
         "ffn_gate_up_exps": "experts.switch_glu.gate_up_proj",

@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import DENSE, OLMO3
 from exo.models.gguf.families.family import GGUFFamily
+from exo.models.gguf.families.gemma3n import GEMMA3N
 from exo.models.gguf.families.gemma4 import GEMMA4
 from exo.models.gguf.families.mixtures import MIXTRAL, MIXTURES
 from exo.models.gguf.families.recurrent import RECURRENT
 
-FAMILIES: Mapping[str, GGUFFamily] = {**DENSE, **MIXTURES, **RECURRENT, "gemma4": GEMMA4}
+FAMILIES: Mapping[str, GGUFFamily] = {
+    **DENSE,
+    **MIXTURES,
+    **RECURRENT,
+    "gemma3n": GEMMA3N,
+    "gemma4": GEMMA4,
+}
 """By `general.architecture`."""
 
 _BY_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, OLMO3)}
