@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,11 @@ def tensors_of(file: Path) -> dict[str, TensorEntry]:
     Raises:
         ModelUnsupported: the header cannot be read, or says what cannot be.
     """
-    return _gguf_tensors(file) if file.suffix == ".gguf" else _safetensors(file)
+    if file.suffix != ".gguf":
+        return _safetensors(file)
+    written = [path.stat() for path in (file, file.parent / "config.json")]
+    known = [(one.st_ino, one.st_size, one.st_mtime_ns) for one in written]
+    return dict(_gguf_tensors(file, *known))
 
 
 def _safetensors(file: Path) -> dict[str, TensorEntry]:
@@ -125,7 +130,8 @@ def _safetensors(file: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _gguf_tensors(file: Path) -> dict[str, TensorEntry]:
+@lru_cache(maxsize=32)  # a header ends with a whole vocabulary: it takes a quarter of a second
+def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, TensorEntry]:
     config = json.loads((file.parent / "config.json").read_text("utf-8"))
     family = family_of_type(str(config.get("model_type")))
     heads = {

@@ -23,6 +23,7 @@ _MOST = 1 << 31
 """Of anything counted in a header: more would be a damaged file."""
 
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
     10: "<u8", 11: "<i8", 12: "<f8",
@@ -175,6 +176,19 @@ class _Reader:
         self.at += length
         return raw.decode("utf-8", "replace")
 
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary has hundreds of thousands: what `string` does, without a call for each."""
+        data, at, length_at, end = self._data, self.at, _LENGTH.unpack_from, len(self._data)
+        found = []
+        for _ in range(count):
+            (length,) = length_at(data, at)
+            at += 8 + length
+            if at > end:
+                raise ValueError("it ends inside its header")
+            found.append(data[at - length : at].decode("utf-8", "replace"))
+        self.at = at
+        return found
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
@@ -182,6 +196,8 @@ class _Reader:
             of, count = self.unpack("<IQ")
             if of in _SCALARS:
                 return self._numbers(of, _limited(count))
+            if of == _STRING:
+                return self._strings(_limited(count))
             return [self.value(of) for _ in range(_limited(count))]
         if kind not in _SCALARS:
             raise ValueError(f"metadata of kind {kind}")
