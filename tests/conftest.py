@@ -28,6 +28,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # 2,000 tests and all that they import, which every full collection would look at
 
 
+def pytest_sessionfinish() -> None:
+    gc.collect()
+    gc.freeze()  # pytest collects five times more, after which it would find nothing either
+
+
 @pytest.fixture(scope="session")
 def exo_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A data folder for the whole session: the default model is fetched and converted once."""

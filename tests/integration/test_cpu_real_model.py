@@ -1,4 +1,4 @@
-"""The default model on the cpu engine: how far from float32 MLX on 1,000 tokens of English (2,000
+"""The default model on the cpu engine: how far from float32 MLX on 500 tokens of English (2,000
 in docs/benchmarks.md), and the same answers through rings of cpu nodes and of cpu and MLX nodes.
 """
 
@@ -31,7 +31,7 @@ from exo.shard import Shard
 
 MODEL = "smollm2-135m"
 TEXT = Path(__file__).parent / "plain_english.txt"
-TOKENS, PIECE = 1000, 250
+TOKENS, PIECE = 500, 250
 """The text is taken in pieces, each from an empty cache: MLX's attention on a CPU is slow."""
 
 LAYERS = 30

@@ -30,7 +30,7 @@ def chats(rng: random.Random) -> list[list[dict[str, str]]]:
 
 
 async def asked(node: ExoProcess, chat: list[dict[str, str]], **more: Any) -> dict[str, Any]:
-    body = {"model": MODEL, "messages": chat, "max_tokens": 40, "logprobs": True, **more}
+    body = {"model": MODEL, "messages": chat, "max_tokens": 24, "logprobs": True, **more}
     return dict(await node.post("/v1/chat/completions", body, 120))
 
 
