@@ -150,6 +150,11 @@ class RingPlan:
         own = ids.index(node_id)
         return (*ids[own + 1 :], *ids[:own])
 
+    @property
+    def expert_share(self) -> float:
+        """Of the experts' bytes of a mixture, what every member has in memory at least."""
+        return min(member.shard.expert_share for member in self.members)
+
     def same_files_and_nodes(self, other: RingPlan) -> bool:
         """True if both spread the same files over the same nodes, wherever they cut."""
         mine, others = set(self.node_ids), set(other.node_ids)

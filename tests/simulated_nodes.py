@@ -169,11 +169,12 @@ class SimNode:
         net: Net,
         name: str,
         instance: str,
-        gb: int,
+        gb: float,
         partition: PartitionRule = PartitionRule.MEMORY,
     ) -> None:
         self.net, self.name, self.gb = net, name, gb
         self.read_bytes_s, self.slowdown = 1e9, 1.0
+        self.experts = 0.0  # share of a layer's bytes
         self.config = NodeConfig(name, instance, Path("/nowhere"))
         self.rings = FakeRings(self)
         self.membership = Membership(
@@ -237,7 +238,7 @@ class SimNode:
     def on_hello(self, request: pb.HelloRequest) -> PeerIdentity:
         route = Route(request.node_id, 1)
         self.membership.heard(request.node_id, request.instance_id, route)
-        found = DeviceCapabilities("sim", "sim", "cpu", self.gb * GB, self.gb * GB, 1)
+        found = DeviceCapabilities("sim", "sim", "cpu", int(self.gb * GB), int(self.gb * GB), 1)
         return PeerIdentity(self.name, self.config.instance_id, "", found)
 
     def on_beat(self, node_id: str, beat: Beat) -> Beat:
@@ -255,8 +256,11 @@ class SimNode:
 
     async def prepare(self, model_id: str, on_progress: OnProgress) -> Prepared:
         sizes: dict[str, Any] = {"first_bytes": 0, "last_bytes": 0, "context_length": 64}
-        found = ModelDescription(model_id, "sim", "files", (GB // 8,) * 8, **sizes)
-        return Prepared(found, self.gb * GB, {}, NodePace(self.read_bytes_s / self.slowdown))
+        experts = (int(self.experts * GB / 8),) * 8 if self.experts else ()
+        found = ModelDescription(
+            model_id, "sim", "files", (GB // 8,) * 8, **sizes, expert_bytes=experts
+        )
+        return Prepared(found, int(self.gb * GB), {}, NodePace(self.read_bytes_s / self.slowdown))
 
     async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
         self.keeper.check_not_stale(plan)

@@ -388,7 +388,8 @@ class PlanKeeper:
         unwanted = self._draining() | self.resting.reasons().keys()
         fitting = plan if plan is not None and unwanted.isdisjoint(plan.node_ids) else None
         has_all = fitting is not None and alive <= set(fitting.node_ids)
-        if has_all and (len(alive) == 1 or self._rule is PartitionRule.MEMORY):
+        is_whole = fitting is not None and fitting.expert_share == 1
+        if has_all and is_whole and (len(alive) == 1 or self._rule is PartitionRule.MEMORY):
             return True  # whatever is measured anew, it would be the same
         if fitting is not None and alive <= {*fitting.node_ids, *dict(fitting.left_out)}:
             # It was made with them in view, a moment ago; what they measure changes slowly.

@@ -76,14 +76,19 @@ class Placer:
             # A step may ask for all experts of a layer at once.
             if all(share * member.shard.layer_count >= 1 for member in partition.members):
                 left_out.update(without)
-                logger.warning(
-                    "%s does not fit whole: %.0f %% of its experts are in memory, others are read "
-                    "from disk when they are asked for",
-                    found.model_id,
-                    100 * share,
-                )
                 return found, partition
         return None
+
+    def partition_as_fits(
+        self, prepared: dict[str, Prepared], left_out: dict[str, str]
+    ) -> tuple[ModelDescription, Partition]:
+        """Whole, else in part. Raises as `partition`."""
+        try:
+            return self.partition(prepared, left_out)
+        except (ModelTooLarge, ModelUnsupported):
+            if (placed := self.partition_in_part(prepared, left_out)) is None:
+                raise
+            return placed
 
     def fits(self, prepared: dict[str, Prepared]) -> bool:
         try:

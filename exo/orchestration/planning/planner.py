@@ -152,13 +152,7 @@ class Planner:
             ExoError: what `ensure` raises of a placement.
         """
         prepared, left_out = await self._prepare(model_id, self._members(), _Making())
-        try:
-            _, partition = self._placer.partition(prepared, left_out)
-        except (ModelTooLarge, ModelUnsupported):
-            placed = self._placer.partition_in_part(prepared, left_out)
-            if placed is None:
-                raise
-            _, partition = placed
+        _, partition = self._placer.partition_as_fits(prepared, left_out)
         return replace(partition, left_out=(*left_out.items(), *partition.left_out))
 
     @property
@@ -196,16 +190,22 @@ class Planner:
         making.plan_hash = ""  # of an attempt before: who may wait for others is not waited for
         plan, prepared = await self._placed(model_id, members, making)
         old = self._current(model_id)
-        if old is not None and old.same_files_and_nodes(plan):
+        if (
+            old is not None
+            and old.same_files_and_nodes(plan)
+            and plan.expert_share <= old.expert_share
+        ):
             # Its cut was right for the memory that was free then, and to move layers has a price.
             return old
         making.plan_hash = plan.hash
         logger.info("plan %s of %s: %s", plan.hash, model_id, plan.members)
         ring = {node_id: members[node_id] for node_id in plan.node_ids}
-        if (share := min(member.shard.expert_share for member in plan.members)) < 1:
+        if plan.expert_share < 1:
             slower = (
-                f"{share:.0%} of its experts fit into memory, others are read from disk: slower"
+                f"{plan.expert_share:.0%} of its experts fit into memory, others are read from "
+                "disk: slower"
             )
+            logger.warning("%s: %s", model_id, slower)
             on_progress(Progress("loading", model_id, warning=slower))
         try:
             await self._load(plan, prepared, ring, making)

@@ -384,6 +384,20 @@ async def test_a_mixture_that_fits_nowhere_whole_leaves_experts_on_disk() -> Non
     assert {member.shard.expert_share for member in plan.members} == {1}
 
 
+async def test_where_memory_is_freed_more_experts_are_held_and_never_fewer() -> None:
+    node = Told(described(expert_bytes=(int(0.8 * GB),) * 8), 4)
+    published: dict[str, RingPlan] = {}
+    made = planner({"a": node}, published)
+
+    async def renewed(gb: float) -> float:
+        node.memory = int(gb * GB)
+        plan = published["m"] = await made.ensure("m", lambda progress: None, renew=True)
+        return plan.expert_share
+
+    assert [await renewed(gb) for gb in (4, 6, 5, 3, 20, 4)] == [0.25, 0.5, 0.5, 0.5, 1, 1]
+    await made.close()
+
+
 async def test_a_mixture_of_which_not_even_one_layer_fits_at_a_time_is_refused() -> None:
     members = {"a": Told(described(expert_bytes=(int(0.8 * GB),) * 8), 2)}
     with pytest.raises(ModelTooLarge, match="needs 8"):

@@ -85,3 +85,21 @@ def test_who_serves_alone_has_time_to_recover(pair: Pair) -> None:
     assert pair.ring_after(6) == {"a"}
     a.slowdown = 10.0
     assert pair.ring_after(16) == {"b"}
+
+
+def test_memory_that_is_freed_holds_more_of_a_mixture(pair: Pair) -> None:
+    nodes = pair.net.nodes.values()
+
+    def share_after(seconds: float) -> float:
+        pair.loop.run_until_complete(asyncio.sleep(seconds))
+        plans = [node.keeper.published.of("mixture") for node in nodes]
+        assert plans[0] is not None and plans[0] == plans[1]
+        return plans[0].expert_share
+
+    for node in nodes:
+        node.experts, node.gb = 0.8, 0.4
+    pair.loop.run_until_complete(pair.net.nodes["a"].ensure_plan("mixture", "", unheard))
+    assert share_after(100) < 1
+    for node in nodes:
+        node.gb = 4
+    assert share_after(100) == 1
