@@ -38,7 +38,7 @@ async def test_experts_on_disk_change_no_bit_of_an_answer(tmp_path: Path, exo_ho
             shares = {member["shard"]["expert_share"] for member in plan["members"]}
             assert shares == {1} if memory == ["1GB"] else max(shares) < 1
             log = first.log.read_text()
-            assert ("of its experts are in memory, others are read from disk" in log) == (
+            assert ("of its experts fit into memory, others are read from disk" in log) == (
                 memory != ["1GB"]
             )
     assert found[0] == found[1] == found[2]
