@@ -11,6 +11,7 @@ const TYPED_MS = 400;
 const FITS = {
   here: () => [t("fits here"), "good"],
   cluster: () => [t("fits the cluster"), "good"],
+  part: () => [t("fits in part: slower"), ""],
   no: ({ missing }) => [t("too large by {size}", { size: size(missing) }), "bad"],
 };
 

@@ -22,7 +22,7 @@ from exo.download.store import ModelStore, default_sources
 from exo.errors import ModelNotFound, PeerUnavailable
 from exo.models.card import ModelCard, registry, resolve
 from exo.orchestration.files.usage import Usage
-from exo.topology.fit import fit
+from exo.topology.fit import Free, fit
 
 
 def show_models(args: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def show_models(args: argparse.Namespace) -> int:
     last_used = Usage(home() / "usage.json").last_used()
     columns = ["model", "name", "size", *(["fits"] if args.all else []), "last used"]
     table = _table(*columns, *(["nodes"] if elsewhere else []), "files")
-    free = _free(args.chatgpt_api_port) if args.all else (0, 0)
+    free = _free(args.chatgpt_api_port) if args.all else Free(0, 0, 0)
     for card in cards.values():
         here = store.find(card.model_id, {}) if card in known else None
         nodes = elsewhere.get(card.model_id, [])
@@ -52,7 +52,7 @@ def show_models(args: argparse.Namespace) -> int:
         known_size = taken or card.size_bytes
         size = f"{about}{known_size / 1e6:,.0f} MB{part}" if known_size else ""
         row = [card.model_id, card.name, size]
-        row += [_fits(known_size, *free)] if args.all else []
+        row += [_fits(known_size, free, card.expert_bytes)] if args.all else []
         row += [_ago(used)]
         row += [", ".join(map(_share, nodes))] if elsewhere else []
         table.add_row(*row, where)
@@ -123,22 +123,26 @@ def _format(files: list[Path]) -> str:
     return taken.most_common(1)[0][0]
 
 
-def _free(api_port: int) -> tuple[int, int]:
-    """Memory that models may take on this machine and in the cluster, or here alone if no node
-    runs."""
+def _free(api_port: int) -> Free:
+    """Memory that models may take, here alone if no node runs."""
     from exo.topology.capabilities import probe
 
     try:
-        found = asyncio.run(get_json(api_port, "/v1/catalog"))["memory"]
+        return Free(**asyncio.run(get_json(api_port, "/v1/catalog"))["memory"])
     except PeerUnavailable:
-        here = probe().memory_available_bytes
-        return here, here
-    return found["here"], found["cluster"]
+        found = probe()
+        here = found.memory_available_bytes
+        return Free(here, here, here if found.accelerator == "cpu" else 0)
 
 
-def _fits(size: int, here: int, cluster: int) -> str:
-    fits, missing = fit(size, here, cluster)
-    words = {"here": "here", "cluster": "the cluster", "no": f"no, {missing / 1e9:.0f} GB short"}
+def _fits(size: int, free: Free, experts: int) -> str:
+    fits, missing = fit(size, free, experts)
+    words = {
+        "here": "here",
+        "cluster": "the cluster",
+        "part": "in part: slower",
+        "no": f"no, {missing / 1e9:.0f} GB short",
+    }
     return words[fits] if fits else ""
 
 

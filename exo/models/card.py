@@ -38,6 +38,9 @@ class ModelCard:
     size_bytes: int = 0
     """About; 0 where it is not known before its files are."""
 
+    expert_bytes: int = 0
+    """About, of these: a mixture's experts, which need not all be in memory."""
+
 
 DUMMY = ModelCard("dummy", "A model without arithmetic, for tests", path=Path())
 
@@ -52,6 +55,7 @@ def registry() -> dict[str, ModelCard]:
             entry["repo"],
             WheelMirror(**entry["wheel"]) if "wheel" in entry else None,
             size_bytes=int(entry["gb"] * 1e9),
+            expert_bytes=int(entry.get("expert_gb", 0) * 1e9),
         )
         for model_id, entry in _toml()["models"].items()
     }

@@ -15,7 +15,7 @@ from exo.errors import InvalidRequest, ModelNotFound
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 from exo.networking.calls.messages import HeldModel
 from exo.orchestration.node import StandardNode
-from exo.topology.fit import fit
+from exo.topology.fit import Free, fit
 
 
 class LoadBody(Body, kw_only=True):
@@ -41,9 +41,10 @@ class CatalogRoutes:
         ]
 
     async def catalog(self, http: web.Request) -> web.Response:
-        """{"memory": {"here", "cluster"}, "data": [{"id", "name", "size", "nodes", "ready", "fits"
-        ("here", "cluster", "no" or null where the size is not known), "missing" bytes}]}. Sizes of
-        what is on no node are about what the registry says; null is not known."""
+        """{"memory": {"here", "cluster", "mixtures"}, "data": [{"id", "name", "size", "nodes",
+        "ready", "fits" ("here", "cluster", "part", "no" or null where the size is not known),
+        "missing" bytes}]}. Sizes of what is on no node are about what the registry says; null is
+        not known. See `topology.fit`."""
         held = await self._node.cluster_files.held_by_model()
         available = await asyncio.to_thread(self._node.store.available)
         cards = registry() | {card.model_id: card for card in available}
@@ -54,25 +55,26 @@ class CatalogRoutes:
         return web.json_response(
             {
                 "object": "list",
-                "memory": {"here": free[0], "cluster": free[1]},
+                "memory": free.to_json(),
                 "data": data,
             }
         )
 
-    def _free(self) -> tuple[int, int]:
-        """Memory for models here and in the whole cluster, with what loaded ones take."""
+    def _free(self) -> Free:
+        """With what loaded models take."""
         live = self._node.topology().live
         own = live.get(self._node.config.node_id)
         taken = sum(self._node.rings.held_bytes().values())
         total = sum(found.memory_available_bytes for found in live.values())
-        return (own.memory_available_bytes if own else 0) + taken, total + taken
+        on_cpus = [found for found in live.values() if found.accelerator == "cpu"]
+        mixtures = sum(found.memory_available_bytes for found in on_cpus)
+        here = own.memory_available_bytes if own else 0
+        return Free(here + taken, total + taken, mixtures + taken if on_cpus else 0)
 
-    def _entry(
-        self, card: ModelCard, holders: dict[str, HeldModel], free: tuple[int, int]
-    ) -> dict[str, Any]:
+    def _entry(self, card: ModelCard, holders: dict[str, HeldModel], free: Free) -> dict[str, Any]:
         whole = [model.size for model in holders.values() if model.whole]
         size = max(whole, default=card.size_bytes)
-        fits, missing = fit(size, *free)
+        fits, missing = fit(size, free, card.expert_bytes)
         return {
             "id": card.model_id,
             "name": card.name,
@@ -98,7 +100,7 @@ class CatalogRoutes:
         data = []
         for found in await search(words):
             size = 0 if found.is_gguf else found.size  # one of its quantizations will be taken
-            fits, missing = fit(size, *free)
+            fits, missing = fit(size, free)
             data.append(
                 {
                     "id": found.repo,

@@ -11,12 +11,13 @@ from exo.errors import ModelTooLarge, ModelUnsupported, PlanMismatch
 from exo.models.description import ModelDescription
 from exo.networking.calls.messages import Prepared
 from exo.orchestration.planning.resting import is_slow
+from exo.topology.fit import LEAST_EXPERTS
 from exo.topology.partitioning import ModelSizes, Partition
 from exo.topology.placement import PartitionRule, place
 
 logger = logging.getLogger(__name__)
 
-EXPERT_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+EXPERT_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, LEAST_EXPERTS)
 """Of a mixture that fits nowhere whole, how much of its experts is to be in memory."""
 
 

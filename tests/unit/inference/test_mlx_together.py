@@ -93,6 +93,7 @@ async def ring(folder: Path, cuts: list[int]) -> Ring:
     shards = [Shard("m", a, b, n) for a, b in zip([0, *ends], ends, strict=False)]
     for shard in shards:
         await engine.load(shard, folder, lambda done, total: None)
+    engine._thread.close()  # steps are run in the test's; pytest would wait for this one for 10 s
     return Ring(engine, shards)
 
 
