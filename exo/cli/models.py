@@ -128,11 +128,12 @@ def _free(api_port: int) -> Free:
     from exo.topology.capabilities import probe
 
     try:
-        return Free(**asyncio.run(get_json(api_port, "/v1/catalog"))["memory"])
+        said = asyncio.run(get_json(api_port, "/v1/catalog"))["memory"]
     except PeerUnavailable:
         found = probe()
         here = found.memory_available_bytes
         return Free(here, here, here if found.accelerator == "cpu" else 0)
+    return Free(said["here"], said["cluster"], said.get("mixtures", 0))  # of an older exo, too
 
 
 def _fits(size: int, free: Free, experts: int) -> str:

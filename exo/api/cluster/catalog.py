@@ -66,10 +66,11 @@ class CatalogRoutes:
         own = live.get(self._node.config.node_id)
         taken = sum(self._node.rings.held_bytes().values())
         total = sum(found.memory_available_bytes for found in live.values())
-        on_cpus = [found for found in live.values() if found.accelerator == "cpu"]
-        mixtures = sum(found.memory_available_bytes for found in on_cpus)
+        mixtures = sum(f.memory_available_bytes for f in live.values() if f.accelerator == "cpu")
+        if own is not None and own.accelerator == "cpu":
+            mixtures += taken
         here = own.memory_available_bytes if own else 0
-        return Free(here + taken, total + taken, mixtures + taken if on_cpus else 0)
+        return Free(here + taken, total + taken, mixtures)
 
     def _entry(self, card: ModelCard, holders: dict[str, HeldModel], free: Free) -> dict[str, Any]:
         whole = [model.size for model in holders.values() if model.whole]

@@ -148,7 +148,16 @@ async def logits(
     engine: InferenceEngine, folder: Path, cuts: tuple[int, ...] = ()
 ) -> npt.NDArray[np.float32]:
     """Logits after each of a prompt's last tokens, prefilled in pieces and decoded, two sequences
-    of different lengths sharing the steps."""
+    of different lengths sharing the steps. Closes the engine."""
+    try:
+        return await _logits(engine, folder, cuts)
+    finally:
+        await engine.close()
+
+
+async def _logits(
+    engine: InferenceEngine, folder: Path, cuts: tuple[int, ...]
+) -> npt.NDArray[np.float32]:
     description = await engine.describe("m", folder)
     bounds = [0, *cuts, description.n_layers]
     shards = [Shard("m", a, b, description.n_layers) for a, b in pairwise(bounds)]
@@ -170,7 +179,6 @@ async def logits(
             batch = ForwardBatch(parts, ids)
             rows = await engine._begin("compute", partial(engine.compute, shard, batch, rows))
         found.append(rows)
-    await engine.close()
     return np.concatenate(found)
 
 
