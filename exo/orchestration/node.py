@@ -175,6 +175,7 @@ class StandardNode(NodeHandler):
         """Before `stop`: have others take over what this node does for them, and end what it does
         for its own clients, for so many seconds at most. What is waited for is told through `say`.
         """
+        self.usage.write()  # whoever is in a hurry ends `stop` before it comes to that
         self.answers.end()
         await self.leaving.leave(limit_s, self._needed, say)
 

@@ -4,6 +4,7 @@ restart what was used most comes back."""
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,9 @@ async def test_what_was_used_most_comes_back_after_a_restart(tmp_path: Path) -> 
         await c.together()
         for used in (other, "dummy", "dummy"):
             assert await c.nodes["a"].chat(model=used)
+    # Stopped at once, by Ctrl-C twice.
+    noted = json.loads((Path(homes["a"]) / "usage.json").read_text())
+    assert noted["dummy"]["score"] > noted[other]["score"] > 0.9
     async with cluster(tmp_path) as c:
         a = c.add("a", *ROOM, "--preload", EXO_HOME=homes["a"])
         await c.together("a")

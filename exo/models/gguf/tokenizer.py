@@ -121,9 +121,13 @@ def _sentencepiece(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = []
     for token, index in vocabulary.items():
-        halves = [(token[:i], token[i:]) for i in range(1, len(token))]
-        known = [(a, b) for a, b in halves if a in vocabulary and b in vocabulary]
-        known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        known = [
+            (a, b)
+            for i in range(1, len(token))
+            if (a := token[:i]) in vocabulary and (b := token[i:]) in vocabulary
+        ]
+        if len(known) > 1:
+            known.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += [(scores[index], pair) for pair in known]
     merges.sort(key=lambda scored: -scored[0])
     return _of_characters(tokens, [pair for _, pair in merges], metadata)
