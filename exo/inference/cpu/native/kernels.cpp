@@ -123,14 +123,14 @@ struct Isa {
 // Best first.
 const Isa kIsas[] = {
 #if defined(__x86_64__)
-    {"amx", has_amx, true},       {"amx_emulated", has_avx512, false},
-    {"avx512", has_avx512, true}, {"avxvnni", has_avxvnni, true},
+    {"amx", has_amx, true},        {"amx_emulated", has_avx512, false},
+    {"avx512", has_avx512, true},  {"avxvnni", has_avxvnni, true},
     {"avx2", has_avx2, true},
 #elif defined(__aarch64__)
-    {"i8mm", has_i8mm, true},
-    {"neon", has_dot_product, true},
+    {"i8mm", has_i8mm, true},   {"neon", has_dot_product, true},
 #endif
-    {"portable", always, true},   {"wide", always, true},
+    {"portable", always, true},    {"wide", always, true},
+    {"wide_tiles", always, false},
 };
 
 struct Candidate {

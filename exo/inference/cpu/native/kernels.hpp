@@ -20,27 +20,44 @@ struct QuantizedGroup {
   float sum;  // scale * total: what an affine weight's offset multiplies
   int32_t total;
 };
+
+// The same for super-blocks (matrix.hpp), whose sums stay integers over all of their 256 columns:
+// x ~ scale * multiple * q, the multiple that of a unit of 32 columns. It is at most 8, so that
+// multiple * total of a unit needs 16 bits and what a super-block adds up 32.
+struct QuantizedSuper {
+  static constexpr int kUnits = kSuperCols / kUnitCols;
+  float scale;
+  int16_t multiples[kUnits];
+  int16_t unit_sums[kUnits];      // multiple * total
+  int16_t half_sums[2 * kUnits];  // of each 16 columns
+};
+inline constexpr int kMostMultiple = 8;
+
 struct QuantizedPart {
   int8_t* values;
   QuantizedGroup* groups;
+  QuantizedSuper* supers;  // instead of groups: [rows, cols / 256]
 
   // The same where group `index` is the first; its values too where `columns` says how many each
   // has.
   QuantizedPart from(int64_t index, int columns = 0) const {
-    return {values + index * columns, groups + index};
+    return {values + index * columns, groups + index, nullptr};
   }
 };
 
 // Rows of activations, quantized. Where one value dwarfs the others of its group, a byte leaves
-// these nothing: such a group is marked in `is_fine` [rows, cols / group], and `fine` holds what
-// `coarse` left over. In other groups `fine` has the scale and the sum 0 and no values.
-// Memory goes on for 15 rows past the last: a kernel that takes 16 at a time reads, not uses, them.
+// these nothing: such a group is marked in `is_fine` [rows, cols / flag_cols()], and `fine` holds
+// what `coarse` left over. In other groups `fine` has the scale (or the multiple) and the sum 0 and
+// no values. Memory goes on for 15 rows past the last: a kernel that takes 16 at a time reads, not
+// uses, them.
 struct QuantizedRows {
   QuantizedPart coarse;
   QuantizedPart fine;
   uint8_t* is_fine;
   int64_t cols;
-  int group;
+  int group;  // kSuperCols: as super-blocks read them, in units
+
+  int64_t flag_cols() const { return group == kSuperCols ? kUnitCols : group; }
 };
 
 inline constexpr float kPeakShare = 0.75f;  // of a group's energy in one value that makes it fine

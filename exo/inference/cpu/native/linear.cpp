@@ -44,12 +44,13 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
     if (used == quantized_.size()) quantized_.emplace_back();
     Quantized& q = quantized_[used++];
     q.group = group;
-    const auto groups_in_all = static_cast<size_t>(padded * (cols / group));
+    const auto scales = static_cast<size_t>(padded * (cols / group));
     for (Part* part : {&q.coarse, &q.fine}) {
       part->values.resize(static_cast<size_t>(padded * cols));
-      part->groups.resize(groups_in_all);
+      part->groups.resize(group == kSuperCols ? 0 : scales);
+      part->supers.resize(group == kSuperCols ? scales : 0);
     }
-    q.is_fine.resize(groups_in_all);
+    q.is_fine.resize(static_cast<size_t>(padded * (cols / q.rows(0, cols).flag_cols())));
   }
   quantized_.resize(used);
 }
@@ -61,9 +62,11 @@ QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
   };
   const int64_t row = first * (cols / group);
   const auto from = [&](const Part& part) -> QuantizedPart {
-    return {at(part.values, first * cols), at(part.groups, row)};
+    return {at(part.values, first * cols), at(part.groups, row), at(part.supers, row)};
   };
-  return {from(coarse), from(fine), at(is_fine, row), cols, group};
+  QuantizedRows rows{from(coarse), from(fine), nullptr, cols, group};
+  rows.is_fine = at(is_fine, first * (cols / rows.flag_cols()));
+  return rows;
 }
 
 QuantizedRows Activations::quantized(int group, int64_t first) const {
@@ -87,19 +90,24 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
   for (size_t i = 0; i < quantized_.size(); i++) {
     Quantized& q = quantized_[i];
     const Quantized& other = from.quantized_[i];
-    const int64_t groups = cols_ / q.group;
+    const int64_t scales = cols_ / q.group;
     for (Part Quantized::* part : {&Quantized::coarse, &Quantized::fine}) {
       Part& out = q.*part;
       const Part& in = other.*part;
       copy(out.values, in.values, to, row, cols_);
-      copy(out.groups, in.groups, to, row, groups);
+      if (q.group == kSuperCols) {
+        copy(out.supers, in.supers, to, row, scales);
+      } else {
+        copy(out.groups, in.groups, to, row, scales);
+      }
     }
-    copy(q.is_fine, other.is_fine, to, row, groups);
+    copy(q.is_fine, other.is_fine, to, row, cols_ / q.rows(0, cols_).flag_cols());
   }
 }
 
 int activation_group(const Matrix& weights, bool precise) {
-  return precise || !weights.is_quantized() ? 0 : weights.group;
+  if (precise || !weights.is_quantized()) return 0;
+  return weights.is_super ? kSuperCols : weights.group;
 }
 
 void run_linear(const std::vector<LinearJob>& jobs, bool precise) {

@@ -31,6 +31,7 @@ class Activations {
   struct Part {
     std::vector<int8_t> values;
     std::vector<QuantizedGroup> groups;
+    std::vector<QuantizedSuper> supers;  // instead
   };
   struct Quantized {
     int group;
@@ -54,7 +55,8 @@ struct LinearJob {
   int64_t stride;
 };
 
-// Which form of activations a matrix reads: its group size, or 0 for float.
+// Which form of activations a matrix reads: its group size, kSuperCols for super-blocks, or 0 for
+// float.
 int activation_group(const Matrix& weights, bool precise);
 
 void run_linear(const std::vector<LinearJob>& jobs, bool precise);

@@ -167,39 +167,108 @@ EXO_INLINE int quantize_group(const float* x, int count, float inverse, int8_t* 
   return reduce_add(sum);
 }
 
+struct Peak {
+  float largest, energy;
+  // Whether one value leaves the others of its group nothing.
+  EXO_INLINE bool dwarfs() const { return largest * largest > kPeakShare * energy; }
+};
+EXO_INLINE Peak peak_of(const float* x, int count) {
+  VecF peak = {}, energy[kVecs] = {};
+  for (int i = 0; i < count; i += kLanes) {
+    for (int v = 0; v < kVecs; v++) {
+      const VecF some = load(x + i + v * W);
+      peak = max(peak, abs(some));
+      energy[v] = fma(some, some, energy[v]);
+    }
+  }
+  return {reduce_max(peak), reduce_add(energy)};
+}
+
+// What `values` at `scale` leave over of x, in bytes of a 254th of it; returns their sum.
+EXO_INLINE int quantize_rest(const float* x, int count, const int8_t* values, float scale,
+                             float inverse, int8_t* rest) {
+  float left[128];
+  for (int i = 0; i < count; i++) {
+    left[i] = fma(-scale, static_cast<float>(values[i]), x[i]);
+  }
+  return quantize_group(left, count, inverse * 254.f, rest);
+}
+
+// One super-block. The largest value becomes 127 at the largest multiple; other units have the
+// least one that holds theirs.
+inline void quantize_super(const float* x, bool all_fine, int8_t* values, QuantizedSuper& coarse,
+                           int8_t* rest, QuantizedSuper& fine, uint8_t* is_fine) {
+  Peak peaks[QuantizedSuper::kUnits];
+  float largest = 0;
+  for (int u = 0; u < QuantizedSuper::kUnits; u++) {
+    peaks[u] = peak_of(x + u * kUnitCols, kUnitCols);
+    largest = largest > peaks[u].largest ? largest : peaks[u].largest;
+  }
+  constexpr float kSmallest = 1e-30f;  // below, a reciprocal may be infinite
+  if (!(largest > kSmallest)) largest = 0;
+  coarse.scale = largest * (1.f / (127 * kMostMultiple));
+  fine.scale = coarse.scale * (1.f / 254.f);
+  const float steps = largest > 0 ? kMostMultiple / largest : 0.f;
+  for (int u = 0; u < QuantizedSuper::kUnits; u++) {
+    const float wanted = peaks[u].largest * steps;
+    int multiple = static_cast<int>(wanted);
+    multiple += static_cast<float>(multiple) < wanted;
+    multiple = multiple < 1 ? 1 : multiple > kMostMultiple ? kMostMultiple : multiple;
+    const float step = coarse.scale * static_cast<float>(multiple);
+    const float inverse = 127.f / static_cast<float>(multiple) * steps;
+    is_fine[u] = largest > 0 && (all_fine || peaks[u].dwarfs());
+    const int of_fine = is_fine[u] ? multiple : 0;
+    int sums[2], rests[2] = {};
+    for (int h = 0; h < 2; h++) {
+      const int at = u * kUnitCols + h * (kUnitCols / 2);
+      sums[h] = multiple * quantize_group(x + at, kUnitCols / 2, inverse, values + at);
+      if (is_fine[u]) {
+        rests[h] =
+            multiple * quantize_rest(x + at, kUnitCols / 2, values + at, step, inverse, rest + at);
+      }
+      coarse.half_sums[2 * u + h] = static_cast<int16_t>(sums[h]);
+      fine.half_sums[2 * u + h] = static_cast<int16_t>(rests[h]);
+    }
+    coarse.multiples[u] = static_cast<int16_t>(multiple);
+    fine.multiples[u] = static_cast<int16_t>(of_fine);
+    coarse.unit_sums[u] = static_cast<int16_t>(sums[0] + sums[1]);
+    fine.unit_sums[u] = static_cast<int16_t>(rests[0] + rests[1]);
+  }
+}
+
+inline void quantize_supers(const float* x, int64_t rows, const QuantizedRows& out, int64_t first,
+                            bool all_fine) {
+  const int64_t supers = out.cols / kSuperCols;
+  for (int64_t i = 0; i < rows * supers; i++) {
+    const int64_t at = first * supers + i, column = at * kSuperCols;
+    quantize_super(x + i * kSuperCols, all_fine, out.coarse.values + column, out.coarse.supers[at],
+                   out.fine.values + column, out.fine.supers[at],
+                   out.is_fine + at * QuantizedSuper::kUnits);
+  }
+}
+
 // The largest value of a group becomes 127; what is left over, at most half a step, again.
 inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out, int64_t first,
                           bool all_fine) {
+  if (out.group == kSuperCols) return quantize_supers(x, rows, out, first, all_fine);
   const int64_t groups = out.cols / out.group;
   for (int64_t r = 0; r < rows; r++) {
     for (int64_t g = 0; g < groups; g++) {
       const float* in = x + r * out.cols + g * out.group;
       const int64_t value = (first + r) * out.cols + g * out.group, at = (first + r) * groups + g;
-      VecF peak = {}, energy[kVecs] = {};
-      for (int i = 0; i < out.group; i += kLanes) {
-        for (int v = 0; v < kVecs; v++) {
-          const VecF x = load(in + i + v * W);
-          peak = max(peak, abs(x));
-          energy[v] = fma(x, x, energy[v]);
-        }
-      }
-      const float largest = reduce_max(peak);
+      const Peak peak = peak_of(in, out.group);
+      const float largest = peak.largest;
       const float inverse = largest > 0 ? 127.f / largest : 0.f;
       const float scale = largest * (1.f / 127.f);
       int8_t* coarse = out.coarse.values + value;
       const int sum = quantize_group(in, out.group, inverse, coarse);
       out.coarse.groups[at] = {scale, scale * static_cast<float>(sum), sum};
-      const bool is_fine = all_fine || largest * largest > kPeakShare * reduce_add(energy);
-      out.is_fine[at] = is_fine && largest > 0;
+      out.is_fine[at] = (all_fine || peak.dwarfs()) && largest > 0;
       out.fine.groups[at] = {};
       if (!out.is_fine[at]) continue;
-      float left[128];
-      for (int i = 0; i < out.group; i++) {
-        left[i] = fma(-scale, static_cast<float>(coarse[i]), in[i]);
-      }
       const float step = scale * (1.f / 254.f);
       const int left_sum =
-          quantize_group(left, out.group, inverse * 254.f, out.fine.values + value);
+          quantize_rest(in, out.group, coarse, scale, inverse, out.fine.values + value);
       out.fine.groups[at] = {step, step * static_cast<float>(left_sum), left_sum};
     }
   }

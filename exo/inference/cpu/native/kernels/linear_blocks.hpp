@@ -146,7 +146,7 @@ EXO_INLINE void prefetch(const uint8_t* p) {
 
 // any[g]: whether group g is fine in one of a tile's rows.
 inline void find_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, uint8_t* any) {
-  const int64_t groups = x.cols / x.group;
+  const int64_t groups = x.cols / x.flag_cols();
   std::memcpy(any, x.is_fine + row * groups, static_cast<size_t>(groups));
   for (int64_t m = row + 1; m < row + rows; m++) {
     for (int64_t g = 0; g < groups; g++) any[g] = any[g] | x.is_fine[m * groups + g];
@@ -161,6 +161,12 @@ constexpr int weight_bits() {
   if (C.table == Table::kIq3 || C.table == Table::kIq2) return 7;
   if (C.bits == 6) return 6;
   return C.bits <= 4 && C.table == Table::kNone ? 4 : 5;
+}
+
+// Whether dot products of 8 bits take 128 from each weight.
+template <typename O = Ops>
+constexpr bool slabs_less_128() {
+  return requires { O::add_to_all; };
 }
 
 // Of how many slabs an instruction set adds products before they are widened; 1: it has no such
@@ -195,8 +201,8 @@ struct SlabSums {
   EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride) {
     for (int m = 0; m < M; m++, four += stride) {
       if constexpr (kFew > 1) {
-        few[m] =
-            i % kFew == 0 ? O::products(weights, four) : O::add_products(few[m], weights, four);
+        few[m] = i % kFew == 0 ? O::template products<BITS>(weights, four)
+                               : O::template add_products<BITS>(few[m], weights, four);
         if (i % kFew == kFew - 1) total[m][0] = O::add_few(total[m][0], few[m]);
       } else {
         total[m][i % S] = O::template dot<BITS>(total[m][i % S], weights, four);
@@ -210,7 +216,7 @@ struct SlabSums {
     for (int m = 0; m < M; m++, x = x.from(groups)) {
       typename O::Int sum = total[m][0];
       for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[m][s]);
-      if constexpr (BITS == 8 && requires { O::add_to_all; }) {
+      if constexpr (BITS == 8 && slabs_less_128<O>()) {
         sum = O::add_to_all(sum, 128 * x.groups->total);
       }
       y[m] = O::add_group(y[m], scale, x.groups->scale, sum, offset, x.groups->sum);
@@ -286,7 +292,7 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
 // A block decoded once for many rows: slabs as bytes, scales and offsets as floats.
 struct Panel {
   uint8_t* slabs;  // [cols / 4][64]
-  float* scales;   // [groups][2][16]
+  float* scales;   // [groups][2][16]; of super-blocks see SuperScales
 };
 
 template <Coding C>

@@ -153,7 +153,7 @@ inline void decode_to_float(const Matrix& w, int64_t block, const Panel& panel, 
   }
   with_coding(w.coding(), [&](auto coding) {
     if constexpr (may_be_super(coding.value)) {
-      if (w.is_super) return decode_super_block<coding.value>(w, block, panel);
+      if (w.is_super) return decode_super_to_groups<coding.value>(w, block, panel);
     }
     if constexpr (may_be_plain(coding.value)) decode_block<coding.value>(w, block, panel);
   });

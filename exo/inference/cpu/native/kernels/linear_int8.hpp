@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <type_traits>
 
 #include "linear_blocks.hpp"
 #include "linear_super.hpp"
@@ -15,6 +16,8 @@ using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*,
                             float*, int64_t);
 using PanelTile = void (*)(const Matrix&, const Panel&, const PanelSteps&, int64_t, int64_t, float*,
                            int64_t);
+using SuperPanelTile = void (*)(const Matrix&, const Panel&, const QuantizedRows&, const uint8_t*,
+                                SuperOffsets, int64_t, int64_t, float*, int64_t);
 
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
 template <Coding C, bool SUPER, int M>
@@ -52,6 +55,22 @@ constexpr PanelTile kPanelTiles[] = {nullptr,
                                      panel_tile<BITS, 7>(),
                                      panel_tile<BITS, 8>()};
 
+template <int BITS, int HALVES, int M>
+constexpr SuperPanelTile super_panel_tile() {
+  if constexpr (M <= Ops::kMaxRows) return super_block_from_panel<BITS, HALVES, M>;
+  return nullptr;
+}
+template <int BITS, int HALVES>
+constexpr SuperPanelTile kSuperPanelTiles[] = {nullptr,
+                                               super_panel_tile<BITS, HALVES, 1>(),
+                                               super_panel_tile<BITS, HALVES, 2>(),
+                                               super_panel_tile<BITS, HALVES, 3>(),
+                                               super_panel_tile<BITS, HALVES, 4>(),
+                                               super_panel_tile<BITS, HALVES, 5>(),
+                                               super_panel_tile<BITS, HALVES, 6>(),
+                                               super_panel_tile<BITS, HALVES, 7>(),
+                                               super_panel_tile<BITS, HALVES, 8>()};
+
 // Memory of this thread for panels, kept from call to call.
 inline uint8_t* scratch(size_t bytes) {
   static thread_local struct Scratch {
@@ -70,45 +89,124 @@ inline uint8_t* scratch(size_t bytes) {
 inline constexpr int64_t kPanelBytes = 512 << 10;  // decoded weights that stay in the L2 cache
 
 // Up to so many rows every tile reads the packed weights; with more, decoding them once pays.
+template <Coding C>
+constexpr int64_t packed_rows() {
 #ifdef EXO_TILES
-inline constexpr int64_t kPackedRows = Ops::kMaxRows;
+  return Ops::kMaxRows;
 #else
-inline constexpr int64_t kPackedRows = Ops::kPackedRows;
+  return Ops::packed_rows(C.bits);
 #endif
+}
+inline constexpr int64_t kPackedAtOnce = 64;  // rows that stay in a cache beside a block
+
+// Blocks [begin, end) for some rows: one is read from memory for the first tile of rows and from a
+// cache for the others.
+template <Coding C, bool SUPER>
+void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64_t rows,
+                   int64_t begin, int64_t end, float* out, int64_t stride) {
+  const int64_t flags = w.cols / x.flag_cols(), last = first + rows;
+  uint8_t* fine = scratch(static_cast<size_t>(rows * flags));
+  const auto size_at = [&](int64_t row) {
+    return last - row < Ops::kMaxRows ? last - row : Ops::kMaxRows;
+  };
+  for (int64_t row = first, at = 0; row < last; row += Ops::kMaxRows, at += flags) {
+    find_fine_groups(x, row, size_at(row), fine + at);
+  }
+  for (int64_t b = begin; b < end; b++) {
+    const uint8_t* any = fine;
+    for (int64_t row = first; row < last; row += Ops::kMaxRows, any += flags) {
+      kPackedTiles<C, SUPER>[size_at(row)](w, x, any, row, b, out, stride);
+    }
+  }
+}
+
+// What one set of tiles needs of all rows and of a tile's, and how a tile is computed from a panel.
+template <Coding C>
+struct PlainPanels {
+  static int64_t scale_bytes(const Matrix& w) { return w.groups() * 128; }
+  static void decode(const Matrix& w, int64_t block, const Panel& panel) {
+    decode_block<C>(w, block, panel);
+  }
+#ifdef EXO_TILES
+  using Steps = TileSteps;
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
+                      int64_t rows, int64_t block, float* out, int64_t stride) {
+    tile_from_panel(w, panel, todo, row, rows, block, out, stride);
+  }
+#else
+  struct Steps : PanelSteps {
+    static size_t bytes(const Matrix& w) {
+      return static_cast<size_t>(2 * w.groups()) * sizeof(PanelStep);
+    }
+    Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
+          const uint8_t* fine)
+        : PanelSteps{reinterpret_cast<PanelStep*>(memory), {}} {
+      list_steps(w, x, row, fine, *this);
+    }
+  };
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
+                      int64_t rows, int64_t block, float* out, int64_t stride) {
+    kPanelTiles<weight_bits<C>()>[rows](w, panel, todo, row, block, out, stride);
+  }
+#endif
+};
+
+template <Coding C>
+struct SuperPanels {
+  static constexpr int kHalves = SuperTraits<C>::kHalves;
+  static int64_t scale_bytes(const Matrix& w) {
+    return w.cols / kSuperCols * SuperScales<kHalves>::kBytes;
+  }
+  static void decode(const Matrix& w, int64_t block, const Panel& panel) {
+    decode_super_block<C>(w, block, panel);
+  }
+#ifdef EXO_TILES
+  using Steps = SuperTileSteps;
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
+                      int64_t rows, int64_t block, float* out, int64_t stride) {
+    super_tile_from_panel<kHalves>(w, panel, todo, super_offsets<C>(), row, rows, block, out,
+                                   stride);
+  }
+#else
+  struct Steps {
+    const QuantizedRows& x;
+    const uint8_t* fine;
+    static size_t bytes(const Matrix&) { return 0; }
+    Steps(uint8_t*, const Matrix&, const QuantizedRows& x, int64_t, int64_t, const uint8_t* fine)
+        : x(x), fine(fine) {}
+  };
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
+                      int64_t rows, int64_t block, float* out, int64_t stride) {
+    kSuperPanelTiles<weight_bits<C>(), kHalves>[rows](w, panel, todo.x, todo.fine,
+                                                      super_offsets<C>(), row, block, out, stride);
+  }
+#endif
+};
 
 template <Coding C, bool SUPER>
 void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride) {
-  const size_t flag_bytes = static_cast<size_t>(w.groups());
-  if (rows <= kPackedRows) {
-    // A block is read from memory for the first tile of rows and from a cache for the others.
-    uint8_t* fine = scratch(static_cast<size_t>(kPackedRows) * flag_bytes);
-    for (int64_t row = 0, at = 0; row < rows; row += Ops::kMaxRows, at += w.groups()) {
-      const int64_t left = rows - row;
-      find_fine_groups(x, row, left < Ops::kMaxRows ? left : Ops::kMaxRows, fine + at);
-    }
-    for (int64_t b = begin; b < end; b++) {
-      const uint8_t* any = fine;
-      for (int64_t row = 0; row < rows; row += Ops::kMaxRows, any += w.groups()) {
-        const int64_t left = rows - row;
-        kPackedTiles<C, SUPER>[left < Ops::kMaxRows ? left : Ops::kMaxRows](w, x, any, row, b, out,
-                                                                            stride);
+  using Panels = std::conditional_t<SUPER, SuperPanels<C>, PlainPanels<C>>;
+  const int64_t flags = w.cols / x.flag_cols();
+  if (rows <= packed_rows<C>()) {
+    const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
+    for (int64_t b = begin; b < end; b += cached) {
+      const int64_t some = b + cached < end ? b + cached : end;
+      for (int64_t row = 0; row < rows; row += kPackedAtOnce) {
+        const int64_t count = rows - row < kPackedAtOnce ? rows - row : kPackedAtOnce;
+        linear_packed<C, SUPER>(w, x, row, count, b, some, out, stride);
       }
     }
     return;
   }
-  const int64_t slab_bytes = w.cols * kBlockRows, scale_bytes = w.groups() * 128;
-  const int64_t panel_bytes = slab_bytes + scale_bytes;
+  const int64_t slab_bytes = w.cols * kBlockRows;
+  const int64_t panel_bytes = slab_bytes + Panels::scale_bytes(w);
   const int64_t several = kPanelBytes / panel_bytes < 1 ? 1 : kPanelBytes / panel_bytes;
   const int64_t step = several < end - begin ? several : end - begin;
-#ifdef EXO_TILES
-  const size_t tile_bytes = TileSteps::bytes(w.groups());
-#else
-  const size_t tile_bytes = static_cast<size_t>(2 * w.groups()) * sizeof(PanelStep);
-#endif
-  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + tile_bytes + flag_bytes);
-  uint8_t* tile_memory = memory + step * panel_bytes;
-  uint8_t* fine = tile_memory + tile_bytes;
+  const size_t step_bytes = Panels::Steps::bytes(w);
+  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes + flags) + step_bytes);
+  uint8_t* step_memory = memory + step * panel_bytes;
+  uint8_t* fine = step_memory + step_bytes;
 #ifdef EXO_TILES
   const TileUnit::Session session(w.group);
   constexpr int64_t kRows = TileUnit::kRows;
@@ -121,28 +219,13 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
       uint8_t* at = memory + i * panel_bytes;
       return Panel{at, reinterpret_cast<float*>(at + slab_bytes)};
     };
-    for (int64_t i = 0; i < count; i++) {
-      if constexpr (SUPER) {
-        decode_super_block<C>(w, b0 + i, panel(i));
-      } else {
-        decode_block<C>(w, b0 + i, panel(i));
-      }
-    }
+    for (int64_t i = 0; i < count; i++) Panels::decode(w, b0 + i, panel(i));
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       find_fine_groups(x, row, m, fine);
-#ifdef EXO_TILES
-      const TileSteps todo(tile_memory, x, row, m, fine);
-#else
-      PanelSteps todo{reinterpret_cast<PanelStep*>(tile_memory), {}};
-      list_steps(w, x, row, fine, todo);
-#endif
+      const typename Panels::Steps todo(step_memory, w, x, row, m, fine);
       for (int64_t i = 0; i < count; i++) {
-#ifdef EXO_TILES
-        tile_from_panel(w, panel(i), todo, row, m, b0 + i, out, stride);
-#else
-        kPanelTiles<weight_bits<C>()>[m](w, panel(i), todo, row, b0 + i, out, stride);
-#endif
+        Panels::compute(w, panel(i), todo, row, m, b0 + i, out, stride);
       }
     }
   }

@@ -1,129 +1,280 @@
-// The same for super-blocks (matrix.hpp): groups of 16 or 32 columns, their scales products of a
-// float16 for 256 columns and a small integer, which float32 holds exactly.
+// The same for super-blocks (matrix.hpp), whose groups have small integers for scales: so has a
+// unit of activations (kernels.hpp), and all that a super-block adds up are integers.
+//
+// For each super-block, over its units u and their groups g, and for every output n:
+//   total[n] = sum of code[n][g] * multiple[u] * (sum of q[n][k] * xq[k])
+//   offset[n] = sum of offset code[n][g] * multiple[u] * (sum of xq[k])
+// then, where offsets have codes of their own,
+//   y[n] = fma(d[n] * x_scale, total[n], y[n])
+//   y[n] = fma(factor[n] * x_scale, offset[n], y[n])
+// and elsewhere, the codes being the scales' and values standing for q - zero,
+//   y[n] = fma(d[n] * x_scale, total[n] - zero * offset[n], y[n])
+// The same again from what is left over, where a unit is fine in some row of the tile.
 #pragma once
 
 #include "linear_blocks.hpp"
 
 namespace exo::EXO_ISA {
 
-// Scales and offsets of the groups of one super-block.
 template <Coding C>
-struct SuperScales {
+struct SuperTraits {
   static constexpr SuperForm kForm = super_form(C);
+  static constexpr int kHalves = kUnitCols / kForm.group;  // groups in a unit
   static constexpr int kGroups = kSuperCols / kForm.group;
-  static constexpr int kGroupsInUnit = kUnitCols / kForm.group;
+  static constexpr int kPairs = kGroups / 2;  // of offset codes
+  static constexpr bool kHasFactor = kForm.kind != SuperKind::kCodes;
+  // Dot products of 8 bits may take 128 from each weight, which is IQ4's zero.
+  static constexpr bool kTakesZero = weight_bits<C>() == 8 && slabs_less_128();
+  static constexpr int kZero = kHasFactor || kTakesZero ? 0 : kForm.zero;
+  static_assert(!kTakesZero || kForm.zero == 128);
+};
 
-  Ops::Float d, factor;
-  const uint8_t* codes;
+// What of a coding a panel does not say.
+struct SuperOffsets {
+  bool has_factor;
+  int zero_shift;  // log2 of zero; -1: there is none
+};
+template <Coding C>
+constexpr SuperOffsets super_offsets() {
+  constexpr int zero = SuperTraits<C>::kZero;
+  static_assert((zero & (zero - 1)) == 0);
+  int shift = -1;
+  for (int left = zero; left > 0; left >>= 1) shift++;
+  return {SuperTraits<C>::kHasFactor, shift};
+}
 
-  EXO_INLINE explicit SuperScales(const uint8_t* header)
-      : d(Ops::from_f16(reinterpret_cast<const uint16_t*>(header))),
-        factor(kForm.kind == SuperKind::kCodes
-                   ? d
-                   : Ops::from_f16(reinterpret_cast<const uint16_t*>(header) + kBlockRows)),
-        codes(header + kForm.codes_at) {
-    if constexpr (kForm.unit != 1.f) d = Ops::mul(d, Ops::from_one(kForm.unit));
+// Integer sums of M rows over one unit, whose slabs come one after the other.
+template <int BITS, int HALVES, int M, typename O = Ops>
+struct UnitSums {
+  static constexpr int kSlabs = 8 / HALVES;  // of a group
+  static constexpr bool kAddsFew = requires { O::slabs_in_16_bits(BITS); };
+  static constexpr int kMost = slabs_at_once<BITS>();
+  static constexpr int kFew = kMost < kSlabs ? kMost : kSlabs;
+  static constexpr int kPerGroup = sums_of_few(M) > HALVES ? sums_of_few(M) / HALVES : 1;
+  static constexpr int kSums = kAddsFew ? 1 : kPerGroup * HALVES;
+
+  typename O::Int sum[M][kSums], few[M];
+
+  EXO_INLINE UnitSums() {
+    for (auto& row : sum) {
+      for (auto& some : row) some = O::zero_int();
+    }
   }
 
-  EXO_INLINE void of(int group, Ops::Float& scale, Ops::Float& offset) const {
-    const uint8_t* at = codes + kBlockRows * group;
-    if constexpr (kForm.kind == SuperKind::kCodes) {
-      scale = Ops::mul(d, Ops::from_i8(at));
-      offset = Ops::mul(scale, Ops::from_one(-static_cast<float>(kForm.zero)));
-    } else if constexpr (kForm.kind == SuperKind::kNibbles) {
-      scale = Ops::mul(d, Ops::from_u4(at, 0));
-      offset = Ops::mul(factor, Ops::from_u4(at, 4));
+  // Slab `i`; row m has its four columns at four + m * stride.
+  EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride,
+                      const typename O::Int* codes) {
+    for (int m = 0; m < M; m++, four += stride) {
+      if constexpr (kAddsFew) {
+        few[m] = i % kFew == 0 ? O::template products<BITS>(weights, four)
+                               : O::template add_products<BITS>(few[m], weights, four);
+        const auto code = codes[i / kSlabs];
+        if (i == kFew - 1) {
+          sum[m][0] = O::few_times(few[m], code);
+        } else if (i % kFew == kFew - 1) {
+          sum[m][0] = O::add_few_times(sum[m][0], few[m], code);
+        }
+      } else {
+        auto& into = sum[m][i / kSlabs * kPerGroup + i % kPerGroup];
+        into = O::template dot<BITS>(into, weights, four);
+      }
+    }
+  }
+
+  // Row m's total with this unit in it.
+  EXO_INLINE typename O::Int added(int m, typename O::Int total, const typename O::Int* codes,
+                                   int multiple) const {
+    if constexpr (kAddsFew) {
+      return O::add_multiple(total, sum[m][0], multiple);
     } else {
-      scale = Ops::mul(d, Ops::from_u8(at));
-      offset = Ops::mul(factor, Ops::from_u8(at + kBlockRows * kGroups));
+      for (int h = 0; h < HALVES; h++) {
+        typename O::Int group = sum[m][h * kPerGroup];
+        for (int s = 1; s < kPerGroup; s++) group = O::add_int(group, sum[m][h * kPerGroup + s]);
+        total = O::add_times(total, group, O::times(codes[h], multiple));
+      }
+      return total;
     }
   }
 };
 
-// Adds the groups of one unit, number `u` of its super-block, to M outputs; `x` is the first of
-// them.
+// Row y with a super-block's integers in it.
+template <int HALVES>
+EXO_INLINE Ops::Float finish_super(Ops::Float y, Ops::Int total, const QuantizedSuper& x,
+                                   Ops::Float d, Ops::Float factor, const uint8_t* pairs,
+                                   SuperOffsets offsets) {
+  if (!offsets.has_factor && offsets.zero_shift < 0) return Ops::add_scaled(y, d, x.scale, total);
+  const int16_t* sums = HALVES == 1 ? x.unit_sums : x.half_sums;
+  Ops::Int offset = Ops::zero_int();
+#pragma GCC unroll 8
+  for (int p = 0; p < 4 * HALVES; p++) {
+    offset = Ops::add_pairs(offset, Ops::load_int(pairs + 64 * p), sums + 2 * p);
+  }
+  if (!offsets.has_factor) total = Ops::less_shifted(total, offset, offsets.zero_shift);
+  y = Ops::add_scaled(y, d, x.scale, total);
+  return offsets.has_factor ? Ops::add_scaled(y, factor, x.scale, offset) : y;
+}
+
+// The header of one super-block for 16 outputs, as the kernels want it.
+template <Coding C>
+struct SuperHeader {
+  using T = SuperTraits<C>;
+  const uint8_t *header, *codes;
+
+  EXO_INLINE explicit SuperHeader(const uint8_t* p) : header(p), codes(p + T::kForm.codes_at) {}
+
+  EXO_INLINE Ops::Float d() const {
+    const Ops::Float stored = Ops::from_f16(reinterpret_cast<const uint16_t*>(header));
+    if constexpr (T::kForm.unit == 1.f) return stored;
+    return Ops::mul(stored, Ops::from_one(T::kForm.unit));
+  }
+  EXO_INLINE Ops::Float factor() const {
+    if constexpr (!T::kHasFactor) return Ops::zero_float();
+    return Ops::from_f16(reinterpret_cast<const uint16_t*>(header) + kBlockRows);
+  }
+  EXO_INLINE Ops::Int code(int group) const {
+    const uint8_t* at = codes + kBlockRows * group;
+    if constexpr (T::kForm.kind == SuperKind::kCodes) return Ops::codes_i8(at);
+    if constexpr (T::kForm.kind == SuperKind::kNibbles) return Ops::codes_u4(at, 0);
+    return Ops::codes_u8(at);
+  }
+  EXO_INLINE void store_pairs(uint8_t* pairs) const {
+#pragma GCC unroll 8
+    for (int p = 0; p < T::kPairs; p++) {
+      Ops::store_int(pairs + 64 * p, Ops::pair_codes(offset_code(2 * p), offset_code(2 * p + 1)));
+    }
+  }
+
+  // The same of one output.
+  EXO_INLINE int code_of(int group, int lane) const {
+    const uint8_t byte = codes[kBlockRows * group + lane];
+    if constexpr (T::kForm.kind == SuperKind::kCodes) return static_cast<int8_t>(byte);
+    return T::kForm.kind == SuperKind::kNibbles ? byte & 15 : byte;
+  }
+  EXO_INLINE int min_of(int group, int lane) const {
+    if constexpr (T::kForm.kind == SuperKind::kNibbles) {
+      return codes[kBlockRows * group + lane] >> 4;
+    }
+    return codes[kBlockRows * (T::kGroups + group) + lane];
+  }
+
+ private:
+  EXO_INLINE Ops::Int offset_code(int group) const {
+    const uint8_t* at = codes + kBlockRows * group;
+    if constexpr (T::kForm.kind == SuperKind::kCodes) return Ops::codes_i8(at);
+    if constexpr (T::kForm.kind == SuperKind::kNibbles) return Ops::codes_u4(at, 4);
+    return Ops::codes_u8(at + kBlockRows * T::kGroups);
+  }
+};
+
+// The first row's super-block of one part of the activations; the next row's comes `supers` later.
+struct SuperActivations {
+  const int8_t* values;
+  const QuantizedSuper* x;
+  int64_t cols, supers;
+
+  EXO_INLINE SuperActivations(const QuantizedPart& part, int64_t cols, int64_t row, int64_t super)
+      : values(part.values + row * cols + super * kSuperCols),
+        x(part.supers + row * (cols / kSuperCols) + super),
+        cols(cols),
+        supers(cols / kSuperCols) {}
+};
+
+// Adds unit `u`, from the packed weights at `p`, to the totals of the activations' N parts.
 template <Coding C, int M, int N>
-EXO_INLINE void add_super_unit(const Matrix& w, const uint8_t* p, const SuperScales<C>& scales,
-                               int u, const GroupParts<N>& x, Ops::Float* y) {
-  constexpr int kGroups = SuperScales<C>::kGroupsInUnit, kSlabs = 8 / kGroups;
-  constexpr int kSums = sums_of_few(M) / kGroups > 1 ? sums_of_few(M) / kGroups : 1;
-  SlabSums<weight_bits<C>(), M, kSums, kSlabs> sums[N][kGroups];
+EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, int u,
+                                const SuperActivations* const (&x)[N], Ops::Int (*total)[M]) {
+  constexpr int kHalves = SuperTraits<C>::kHalves;
+  Ops::Int codes[kHalves];
+  for (int h = 0; h < kHalves; h++) codes[h] = header.code(u * kHalves + h);
+  UnitSums<weight_bits<C>(), kHalves, M> sums[N];
   prefetch<M, C.bits>(p);
   decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
     for (int n = 0; n < N; n++) {
-      sums[n][slab / kSlabs].add(slab % kSlabs, weights, x.part[n].values + 4 * slab, w.cols);
+      sums[n].add(slab, weights, x[n]->values + u * kUnitCols + 4 * slab, x[n]->cols, codes);
     }
   });
-  Ops::Float scale[kGroups], offset[kGroups];
-  for (int g = 0; g < kGroups; g++) scales.of(u * kGroups + g, scale[g], offset[g]);
   for (int n = 0; n < N; n++) {
-    for (int g = 0; g < kGroups; g++) {
-      sums[n][g].finish_group(x.part[n].from(g), w.groups(), scale[g], offset[g], y);
+    for (int m = 0; m < M; m++) {
+      const int multiple = x[n]->x[m * x[n]->supers].multiples[u];
+      total[n][m] = sums[n].added(m, total[n][m], codes, multiple);
     }
   }
 }
 
+// Units that have a fine part: those of several rows are apart from the loop over the others, which
+// they would slow.
 template <Coding C, int M>
-__attribute__((noinline)) void add_fine_apart(const Matrix& w, const uint8_t* p,
-                                              const SuperScales<C>& scales, int u,
-                                              const QuantizedRows& x, int64_t index,
-                                              Ops::Float* y) {
-  for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
-    add_super_unit<C, M>(w, p, scales, u, GroupParts<1>{{part->from(index, w.group)}}, y);
-  }
-}
-template <Coding C, int M>
-EXO_INLINE void add_fine_unit(const Matrix& w, const uint8_t* p, const SuperScales<C>& scales,
-                              int u, const QuantizedRows& x, int64_t index, Ops::Float* y) {
-  if constexpr (M == 1) {
-    const GroupParts<2> both{{x.coarse.from(index, w.group), x.fine.from(index, w.group)}};
-    add_super_unit<C, M>(w, p, scales, u, both, y);
-  } else {
-    add_fine_apart<C, M>(w, p, scales, u, x, index, y);
-  }
+__attribute__((noinline)) void add_fine_unit(const uint8_t* p, const SuperHeader<C>& header, int u,
+                                             const SuperActivations& fine, Ops::Int (*total)[M]) {
+  add_packed_unit<C, M, 1>(p, header, u, {&fine}, total);
 }
 
 template <Coding C, int M>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                              int64_t row, int64_t block, float* out, int64_t stride) {
-  using Scales = SuperScales<C>;
-  constexpr int kGroups = Scales::kGroupsInUnit;
+  using T = SuperTraits<C>;
+  constexpr SuperOffsets kOffsets = super_offsets<C>();
+  alignas(64) uint8_t pairs[64 * T::kPairs];
   const uint8_t* p = w.block(block);
   const int64_t supers = w.cols / kSuperCols;
   PartSums<M> sums(w.parts, supers);
-  int64_t index = row * w.groups();
   for (int64_t s = 0; s < supers; s++, sums.next()) {
     prefetch<M, kSuperHeader / 64>(p);
-    const Scales scales(p);
+    const SuperHeader<C> header(p);
+    const SuperActivations coarse(x.coarse, w.cols, row, s), fine(x.fine, w.cols, row, s);
+    Ops::Int total[2][M];
+    for (auto& part : total) {
+      for (auto& sum : part) sum = Ops::zero_int();
+    }
     p += kSuperHeader;
-    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits) {
-      if (any_fine[0] | any_fine[kGroups - 1]) {
-        add_fine_unit<C, M>(w, p, scales, u, x, index, sums.now());
+    uint8_t some_fine = 0;
+    for (int u = 0; u < QuantizedSuper::kUnits; u++, p += 64 * C.bits) {
+      const uint8_t is_fine = *any_fine++;
+      some_fine = some_fine | is_fine;
+      if (M == 1 && is_fine) {
+        add_packed_unit<C, M, 2>(p, header, u, {&coarse, &fine}, total);
       } else {
-        const GroupParts<1> coarse{{x.coarse.from(index, w.group)}};
-        add_super_unit<C, M>(w, p, scales, u, coarse, sums.now());
+        add_packed_unit<C, M, 1>(p, header, u, {&coarse}, total);
+        if (is_fine) add_fine_unit<C, M>(p, header, u, fine, total + 1);
       }
-      any_fine += kGroups;
-      index += kGroups;
+    }
+    if constexpr (kOffsets.has_factor || kOffsets.zero_shift >= 0) header.store_pairs(pairs);
+    const Ops::Float d = header.d(), factor = header.factor();
+    Ops::Float* y = sums.now();
+    for (int m = 0; m < M; m++) {
+      y[m] = finish_super<T::kHalves>(y[m], total[0][m], coarse.x[m * supers], d, factor, pairs,
+                                      kOffsets);
+    }
+    if (!some_fine) continue;
+    for (int m = 0; m < M; m++) {
+      y[m] = finish_super<T::kHalves>(y[m], total[1][m], fine.x[m * supers], d, factor, pairs,
+                                      kOffsets);
     }
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
-template <Coding C>
-void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
-  using Scales = SuperScales<C>;
+// The scales of one super-block in a panel: d and factor as floats, the codes of its groups and the
+// pairs of its offset codes.
+template <int HALVES>
+struct SuperScales {
+  static constexpr int kGroups = QuantizedSuper::kUnits * HALVES;
+  static constexpr int64_t kBytes = 128 + 64 * kGroups + 32 * kGroups;
+  uint8_t* at;
+
+  EXO_INLINE float* d() const { return reinterpret_cast<float*>(at); }
+  EXO_INLINE float* factor() const { return reinterpret_cast<float*>(at) + kBlockRows; }
+  EXO_INLINE uint8_t* code(int group) const { return at + 128 + 64 * group; }
+  EXO_INLINE uint8_t* pairs() const { return code(kGroups); }
+};
+
+// Decodes a block to `slabs`; take(header, s) is called with the header of each super-block `s`.
+template <Coding C, typename Take>
+EXO_INLINE void decode_super_slabs(const Matrix& w, int64_t block, uint8_t* slabs,
+                                   const Take& take) {
   const uint8_t* p = w.block(block);
-  uint8_t* slabs = panel.slabs;
-  float* out = panel.scales;
   for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
-    const Scales scales(p);
-    for (int g = 0; g < Scales::kGroups; g++, out += 2 * kBlockRows) {
-      Ops::Float scale, offset;
-      scales.of(g, scale, offset);
-      Ops::store(out, scale);
-      Ops::store(out + kBlockRows, offset);
-    }
+    take(SuperHeader<C>(p), s);
     p += kSuperHeader;
     for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
       decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
@@ -131,6 +282,88 @@ void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
       });
     }
   }
+}
+
+template <Coding C>
+void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
+  using Scales = SuperScales<SuperTraits<C>::kHalves>;
+  decode_super_slabs<C>(w, block, panel.slabs, [&](const SuperHeader<C>& header, int64_t s) {
+    const Scales out{reinterpret_cast<uint8_t*>(panel.scales) + s * Scales::kBytes};
+    Ops::store(out.d(), header.d());
+    Ops::store(out.factor(), header.factor());
+    for (int g = 0; g < Scales::kGroups; g++) Ops::store_int(out.code(g), header.code(g));
+    header.store_pairs(out.pairs());
+  });
+}
+
+// The same with a scale and an offset for each group, as other blocks have them.
+template <Coding C>
+void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) {
+  using T = SuperTraits<C>;
+  decode_super_slabs<C>(w, block, panel.slabs, [&](const SuperHeader<C>& header, int64_t s) {
+    float d[kBlockRows], factor[kBlockRows];
+    Ops::store(d, header.d());
+    Ops::store(factor, header.factor());
+    float* scales = panel.scales + s * T::kGroups * 2 * kBlockRows;
+    for (int g = 0; g < T::kGroups; g++, scales += 2 * kBlockRows) {
+      for (int lane = 0; lane < kBlockRows; lane++) {
+        const float scale = d[lane] * static_cast<float>(header.code_of(g, lane));
+        scales[lane] = scale;
+        scales[kBlockRows + lane] = T::kHasFactor
+                                        ? factor[lane] * static_cast<float>(header.min_of(g, lane))
+                                        : scale * -static_cast<float>(T::kForm.zero);
+      }
+    }
+  });
+}
+
+// Adds those units of a super-block of a panel whose byte in `units` is not 0 to M outputs.
+template <int BITS, int HALVES, int M>
+__attribute__((noinline)) void add_super(const uint8_t* slabs, SuperScales<HALVES> scales,
+                                         const SuperActivations& x, uint64_t units,
+                                         SuperOffsets offsets, Ops::Float* y) {
+  Ops::Int total[M];
+  for (auto& sum : total) sum = Ops::zero_int();
+  for (; units != 0; units &= units - 1) {
+    const int u = __builtin_ctzll(units) / 8;
+    const uint8_t* from = slabs + 512 * u;
+    const int8_t* values = x.values + kUnitCols * u;
+    Ops::Int codes[HALVES];
+    for (int h = 0; h < HALVES; h++) codes[h] = Ops::load_int(scales.code(u * HALVES + h));
+    UnitSums<BITS, HALVES, M> sums;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+      sums.add(i, Ops::load(from + 64 * i), values + 4 * i, x.cols, codes);
+    }
+    for (int m = 0; m < M; m++) {
+      total[m] = sums.added(m, total[m], codes, x.x[m * x.supers].multiples[u]);
+    }
+  }
+  const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
+  for (int m = 0; m < M; m++) {
+    y[m] =
+        finish_super<HALVES>(y[m], total[m], x.x[m * x.supers], d, factor, scales.pairs(), offsets);
+  }
+}
+
+inline constexpr uint64_t kAllUnits = 0x0101010101010101;
+
+template <int BITS, int HALVES, int M>
+void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
+                            const uint8_t* any_fine, SuperOffsets offsets, int64_t row,
+                            int64_t block, float* out, int64_t stride) {
+  const int64_t supers = w.cols / kSuperCols;
+  PartSums<M> sums(w.parts, supers);
+  SuperScales<HALVES> scales{reinterpret_cast<uint8_t*>(panel.scales)};
+  for (int64_t s = 0; s < supers; s++, scales.at += SuperScales<HALVES>::kBytes, sums.next()) {
+    const uint8_t* slabs = panel.slabs + s * kSuperCols * kBlockRows;
+    const SuperActivations coarse(x.coarse, w.cols, row, s), fine(x.fine, w.cols, row, s);
+    uint64_t units;  // a byte of 0 or 1 each
+    __builtin_memcpy(&units, any_fine + s * QuantizedSuper::kUnits, sizeof units);
+    add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, sums.now());
+    if (units != 0) add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, sums.now());
+  }
+  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 }  // namespace exo::EXO_ISA

@@ -29,6 +29,15 @@ struct Ops {
     _mm256_store_si256(at, b.v[0]);
     _mm256_store_si256(at + 1, b.v[1]);
   }
+  static EXO_INLINE Int load_int(const void* p) {
+    const auto* at = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_load_si256(at), _mm256_load_si256(at + 1)};
+  }
+  static EXO_INLINE void store_int(void* p, Int a) {
+    auto* at = reinterpret_cast<__m256i*>(p);
+    _mm256_store_si256(at, a.v[0]);
+    _mm256_store_si256(at + 1, a.v[1]);
+  }
   static EXO_INLINE Bytes and_mask(Bytes b, int mask) {
     const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
     return {_mm256_and_si256(b.v[0], m), _mm256_and_si256(b.v[1], m)};
@@ -51,7 +60,41 @@ struct Ops {
   static EXO_INLINE Int add_int(Int a, Int b) {
     return {_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])};
   }
+  static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
+    return {_mm256_sub_epi32(a.v[0], _mm256_slli_epi32(b.v[0], count)),
+            _mm256_sub_epi32(a.v[1], _mm256_slli_epi32(b.v[1], count))};
+  }
+
+  // Codes are twice in a lane, in 16 bits each.
+  static EXO_INLINE Int codes_i8(const uint8_t* p) {
+    const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(line, line)),
+            _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(line, line))};
+  }
+  static EXO_INLINE Int codes_u8(const uint8_t* p) {
+    return twice(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
+    const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
+    return twice(_mm_and_si128(_mm_srli_epi16(line, shift), _mm_set1_epi8(15)));
+  }
+  static EXO_INLINE Int pair_codes(Int a, Int b) {
+    return {_mm256_blend_epi16(a.v[0], b.v[0], 0xaa), _mm256_blend_epi16(a.v[1], b.v[1], 0xaa)};
+  }
+  static EXO_INLINE Int add_pairs(Int sum, Int pairs, const int16_t* two) {
+    const __m256i by = same(two);
+    return now({_mm256_add_epi32(sum.v[0], _mm256_madd_epi16(pairs.v[0], by)),
+                _mm256_add_epi32(sum.v[1], _mm256_madd_epi16(pairs.v[1], by))});
+  }
 #ifdef EXO_AVXVNNI
+  static EXO_INLINE Int times(Int codes, int by) {
+    const __m256i low = _mm256_set1_epi32(by & 0xffff);
+    return {_mm256_madd_epi16(codes.v[0], low), _mm256_madd_epi16(codes.v[1], low)};
+  }
+  static EXO_INLINE Int add_times(Int sum, Int a, Int b) {
+    return {_mm256_add_epi32(sum.v[0], _mm256_mullo_epi32(a.v[0], b.v[0])),
+            _mm256_add_epi32(sum.v[1], _mm256_mullo_epi32(a.v[1], b.v[1]))};
+  }
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     const __m256i a = same(four);
@@ -59,10 +102,13 @@ struct Ops {
             _mm256_dpbusd_avx_epi32(sum.v[1], weights.v[1], a)};
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr int64_t kPackedRows = 64;
+  static constexpr int64_t packed_rows(int) { return 64; }
 #else
   static constexpr int kWeightBits = 0;
-  static constexpr int64_t kPackedRows = 32;  // beyond, a panel's dot products are cheaper
+  // Bytes are their own panel; of 3, 5 and 6 bits much is decoded.
+  static constexpr int64_t packed_rows(int bits) {
+    return bits == 8 ? kAllRows : bits == 2 || bits == 4 ? 32 : 8;
+  }
   // A slab's products are at most 2 * (2^BITS - 1) * 127 in each 16 bits; those of 8-bit weights
   // fit once 128 is taken from a weight.
   static constexpr int slabs_in_16_bits(int bits) {
@@ -70,30 +116,45 @@ struct Ops {
   }
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
-    if constexpr (BITS < 8) return now(add_few(sum, products(weights, four)));
-    const __m256i a = same(four), bit = _mm256_set1_epi8(static_cast<char>(0x80));
-    Int products;
-    for (int i = 0; i < 2; i++) {
-      const __m256i w = _mm256_xor_si256(weights.v[i], bit);
-      products.v[i] = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-    }
-    return now(add_few(sum, products));
+    return now(add_few(sum, products<BITS>(weights, four)));
   }
   static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
     return add_int(sum, {_mm256_set1_epi32(value), _mm256_set1_epi32(value)});
   }
+  template <int BITS>
   static EXO_INLINE Int products(Bytes weights, const int8_t* four) {
-    const __m256i a = same(four);
-    return {_mm256_maddubs_epi16(weights.v[0], a), _mm256_maddubs_epi16(weights.v[1], a)};
+    const __m256i a = same(four), bit = _mm256_set1_epi8(static_cast<char>(0x80));
+    Int found;
+    for (int i = 0; i < 2; i++) {
+      if constexpr (BITS == 8) {
+        const __m256i w = _mm256_xor_si256(weights.v[i], bit);
+        found.v[i] = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+      } else {
+        found.v[i] = _mm256_maddubs_epi16(weights.v[i], a);
+      }
+    }
+    return found;
   }
+  template <int BITS>
   static EXO_INLINE Int add_products(Int few, Bytes weights, const int8_t* four) {
-    const Int more = products(weights, four);
+    const Int more = products<BITS>(weights, four);
     return now({_mm256_add_epi16(few.v[0], more.v[0]), _mm256_add_epi16(few.v[1], more.v[1])});
   }
   static EXO_INLINE Int add_few(Int sum, Int few) {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_add_epi32(sum.v[0], _mm256_madd_epi16(few.v[0], ones)),
             _mm256_add_epi32(sum.v[1], _mm256_madd_epi16(few.v[1], ones))};
+  }
+  static EXO_INLINE Int few_times(Int few, Int codes) {
+    return {_mm256_madd_epi16(few.v[0], codes.v[0]), _mm256_madd_epi16(few.v[1], codes.v[1])};
+  }
+  static EXO_INLINE Int add_few_times(Int sum, Int few, Int codes) {
+    return now(add_int(sum, few_times(few, codes)));
+  }
+  static EXO_INLINE Int add_multiple(Int sum, Int a, int by) {
+    const __m256i multiple = _mm256_set1_epi32(by);
+    return now({_mm256_add_epi32(sum.v[0], _mm256_mullo_epi32(a.v[0], multiple)),
+                _mm256_add_epi32(sum.v[1], _mm256_mullo_epi32(a.v[1], multiple))});
   }
 #endif
 
@@ -107,26 +168,6 @@ struct Ops {
   }
   static EXO_INLINE Float from_bf16(const uint16_t* p) {
     return {(__m256)load_bf16(p), (__m256)load_bf16(p + 8)};
-  }
-  static EXO_INLINE Float from_u8(const uint8_t* p) {
-    const auto* at = reinterpret_cast<const __m128i*>(p);
-    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at))),
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(_mm_load_si128(at), 8)))};
-  }
-  static EXO_INLINE Float from_i8(const uint8_t* p) {
-    const auto* at = reinterpret_cast<const __m128i*>(p);
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at))),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(_mm_load_si128(at), 8)))};
-  }
-  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
-    Float f;
-    for (int i = 0; i < 2; i++) {
-      const __m256i wide =
-          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i)));
-      f.v[i] = _mm256_cvtepi32_ps(
-          _mm256_and_si256(_mm256_srli_epi32(wide, shift), _mm256_set1_epi32(15)));
-    }
-    return f;
   }
   static EXO_INLINE Float from_one(float value) {
     return {_mm256_set1_ps(value), _mm256_set1_ps(value)};
@@ -150,6 +191,13 @@ struct Ops {
     }
     return y;
   }
+  static EXO_INLINE Float add_scaled(Float y, Float scale, float x_scale, Int sum) {
+    for (int i = 0; i < 2; i++) {
+      const __m256 s = _mm256_mul_ps(scale.v[i], _mm256_set1_ps(x_scale));
+      y.v[i] = _mm256_fmadd_ps(s, _mm256_cvtepi32_ps(sum.v[i]), y.v[i]);
+    }
+    return y;
+  }
 
  private:
   // Computed here: GCC would make a tree of all sums, and run out of registers.
@@ -157,7 +205,11 @@ struct Ops {
     asm("" : "+x"(sum.v[0]), "+x"(sum.v[1]));
     return sum;
   }
-  static EXO_INLINE __m256i same(const int8_t* four) {
+  static EXO_INLINE Int twice(__m128i line) {
+    return {_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(line, line)),
+            _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(line, line))};
+  }
+  static EXO_INLINE __m256i same(const void* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
     return _mm256_set1_epi32(word);

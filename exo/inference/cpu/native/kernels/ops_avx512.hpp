@@ -16,6 +16,8 @@ struct Ops {
 
   static EXO_INLINE Bytes load(const uint8_t* p) { return _mm512_load_si512(p); }
   static EXO_INLINE void store_bytes(uint8_t* p, Bytes v) { _mm512_store_si512(p, v); }
+  static EXO_INLINE Int load_int(const void* p) { return _mm512_load_si512(p); }
+  static EXO_INLINE void store_int(void* p, Int v) { _mm512_store_si512(p, v); }
   static EXO_INLINE Bytes and_mask(Bytes v, int mask) {
     return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask)));
   }
@@ -33,6 +35,36 @@ struct Ops {
 
   static EXO_INLINE Int zero_int() { return _mm512_setzero_si512(); }
   static EXO_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
+    return _mm512_sub_epi32(a, _mm512_slli_epi32(b, static_cast<unsigned>(count)));
+  }
+
+  // Codes are whole lanes; pairs of them are 16 bits each.
+  static EXO_INLINE Int codes_i8(const uint8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static EXO_INLINE Int codes_u8(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
+    return _mm512_and_si512(_mm512_srli_epi32(codes_u8(p), static_cast<unsigned>(shift)),
+                            _mm512_set1_epi32(15));
+  }
+  static EXO_INLINE Int pair_codes(Int a, Int b) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
+  }
+  static EXO_INLINE Int add_pairs(Int sum, Int pairs, const int16_t* two) {
+    int32_t word;
+    __builtin_memcpy(&word, two, 4);
+    return _mm512_dpwssd_epi32(sum, pairs, _mm512_set1_epi32(word));
+  }
+  // Of 16 bits each; quicker than the multiplication of lanes.
+  static EXO_INLINE Int times(Int codes, int by) {
+    return _mm512_madd_epi16(codes, _mm512_set1_epi32(by & 0xffff));
+  }
+  static EXO_INLINE Int add_times(Int sum, Int a, Int b) {
+    return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b));
+  }
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     int32_t word;
@@ -40,7 +72,7 @@ struct Ops {
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr int64_t kPackedRows = 64;
+  static constexpr int64_t packed_rows(int) { return 64; }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
   static EXO_INLINE Float from_f32(const float* p) { return _mm512_loadu_ps(p); }
@@ -48,19 +80,6 @@ struct Ops {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static EXO_INLINE Float from_bf16(const uint16_t* p) { return (Float)load_bf16(p); }
-  static EXO_INLINE Float from_u8(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(
-        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
-  }
-  static EXO_INLINE Float from_i8(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(
-        _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
-  }
-  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
-    const __m512i wide = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
-    return _mm512_cvtepi32_ps(_mm512_and_si512(
-        _mm512_srli_epi32(wide, static_cast<unsigned>(shift)), _mm512_set1_epi32(15)));
-  }
   static EXO_INLINE Float from_one(float value) { return _mm512_set1_ps(value); }
   static EXO_INLINE Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static EXO_INLINE Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
@@ -70,6 +89,10 @@ struct Ops {
     const Float s = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
     y = _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(sum), y);
     return _mm512_fmadd_ps(offset, _mm512_set1_ps(x_sum), y);
+  }
+  static EXO_INLINE Float add_scaled(Float y, Float scale, float x_scale, Int sum) {
+    const Float s = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
+    return _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(sum), y);
   }
 };
 

@@ -27,6 +27,13 @@ struct Ops {
   static EXO_INLINE void store_bytes(uint8_t* p, Bytes b) {
     for (int i = 0; i < 4; i++) vst1q_u8(p + 16 * i, b.v[i]);
   }
+  static EXO_INLINE Int load_int(const void* p) {
+    const auto* at = static_cast<const int32_t*>(p);
+    return {vld1q_s32(at), vld1q_s32(at + 4), vld1q_s32(at + 8), vld1q_s32(at + 12)};
+  }
+  static EXO_INLINE void store_int(void* p, Int a) {
+    for (int i = 0; i < 4; i++) vst1q_s32(static_cast<int32_t*>(p) + 4 * i, a.v[i]);
+  }
   static EXO_INLINE Bytes and_mask(Bytes b, int mask) {
     for (auto& v : b.v) v = vandq_u8(v, vdupq_n_u8(static_cast<uint8_t>(mask)));
     return b;
@@ -55,6 +62,44 @@ struct Ops {
     for (int i = 0; i < 4; i++) a.v[i] = vaddq_s32(a.v[i], b.v[i]);
     return a;
   }
+  static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
+    const int32x4_t by = vdupq_n_s32(count);
+    for (int i = 0; i < 4; i++) a.v[i] = vsubq_s32(a.v[i], vshlq_s32(b.v[i], by));
+    return a;
+  }
+
+  // Codes are whole lanes; pairs of them are 16 bits each.
+  static EXO_INLINE Int codes_i8(const uint8_t* p) {
+    const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t wide[2] = {vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))};
+    return {vmovl_s16(vget_low_s16(wide[0])), vmovl_s16(vget_high_s16(wide[0])),
+            vmovl_s16(vget_low_s16(wide[1])), vmovl_s16(vget_high_s16(wide[1]))};
+  }
+  static EXO_INLINE Int codes_u8(const uint8_t* p) { return wide(vld1q_u8(p)); }
+  static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
+    const int8x16_t right = vdupq_n_s8(static_cast<int8_t>(-shift));
+    return wide(vandq_u8(vshlq_u8(vld1q_u8(p), right), vdupq_n_u8(15)));
+  }
+  static EXO_INLINE Int pair_codes(Int a, Int b) {
+    for (int i = 0; i < 4; i++) a.v[i] = vsliq_n_s32(a.v[i], b.v[i], 16);
+    return a;
+  }
+  static EXO_INLINE Int add_pairs(Int sum, Int pairs, const int16_t* two) {
+    for (int i = 0; i < 4; i++) {
+      const int32x4_t first = vshrq_n_s32(vshlq_n_s32(pairs.v[i], 16), 16);
+      sum.v[i] = vmlaq_n_s32(sum.v[i], first, two[0]);
+      sum.v[i] = vmlaq_n_s32(sum.v[i], vshrq_n_s32(pairs.v[i], 16), two[1]);
+    }
+    return sum;
+  }
+  static EXO_INLINE Int times(Int codes, int by) {
+    for (auto& v : codes.v) v = vmulq_n_s32(v, by);
+    return codes;
+  }
+  static EXO_INLINE Int add_times(Int sum, Int a, Int b) {
+    for (int i = 0; i < 4; i++) sum.v[i] = vmlaq_s32(sum.v[i], a.v[i], b.v[i]);
+    return sum;
+  }
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     int32_t word;
@@ -80,7 +125,7 @@ struct Ops {
     return sum;
   }
 #endif
-  static constexpr int64_t kPackedRows = 64;
+  static constexpr int64_t packed_rows(int) { return 64; }
 
   static EXO_INLINE Float zero_float() {
     const float32x4_t zero = vdupq_n_f32(0);
@@ -98,32 +143,6 @@ struct Ops {
     Float f;
     for (int i = 0; i < 4; i++) f.v[i] = (float32x4_t)load_bf16(p + 4 * i);
     return f;
-  }
-  static EXO_INLINE Float from_u8(const uint8_t* p) {
-    const uint8x16_t bytes = vld1q_u8(p);
-    const uint16x8_t wide[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
-    Float f;
-    for (int i = 0; i < 2; i++) {
-      f.v[2 * i] = vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide[i])));
-      f.v[2 * i + 1] = vcvtq_f32_u32(vmovl_u16(vget_high_u16(wide[i])));
-    }
-    return f;
-  }
-  static EXO_INLINE Float from_i8(const uint8_t* p) {
-    const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
-    const int16x8_t wide[2] = {vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))};
-    Float f;
-    for (int i = 0; i < 2; i++) {
-      f.v[2 * i] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide[i])));
-      f.v[2 * i + 1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide[i])));
-    }
-    return f;
-  }
-  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
-    uint8_t four[16];
-    const int8x16_t right = vdupq_n_s8(static_cast<int8_t>(-shift));
-    vst1q_u8(four, vandq_u8(vshlq_u8(vld1q_u8(p), right), vdupq_n_u8(15)));
-    return from_u8(four);
   }
   static EXO_INLINE Float from_one(float value) {
     const float32x4_t v = vdupq_n_f32(value);
@@ -148,6 +167,23 @@ struct Ops {
       y.v[i] = vfmaq_n_f32(y.v[i], offset.v[i], x_sum);
     }
     return y;
+  }
+  static EXO_INLINE Float add_scaled(Float y, Float scale, float x_scale, Int sum) {
+    for (int i = 0; i < 4; i++) {
+      y.v[i] = vfmaq_f32(y.v[i], vmulq_n_f32(scale.v[i], x_scale), vcvtq_f32_s32(sum.v[i]));
+    }
+    return y;
+  }
+
+ private:
+  static EXO_INLINE Int wide(uint8x16_t bytes) {
+    const uint16x8_t half[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))};
+    Int lanes;
+    for (int i = 0; i < 2; i++) {
+      lanes.v[2 * i] = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(half[i])));
+      lanes.v[2 * i + 1] = vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(half[i])));
+    }
+    return lanes;
   }
 };
 

@@ -3,13 +3,18 @@
 // An `Ops` says how 16 outputs (one lane each) are computed together:
 //   Bytes: a slab, unsigned byte 4 * lane + j; Int, Float: 16 lanes.
 //   dot<BITS>(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j], the
-//   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. kPackedRows: see
+//   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. packed_rows: see
 //   linear_int8.hpp. Where sums of 16 bits cost less: `products` of a slab, `add_products` of
 //   another of slabs_in_16_bits(bits) in all, `add_few` to a sum. With `add_to_all`, which adds one
 //   integer to every lane, dot<8> takes 128 from each weight.
 //   entries(table, indices): of sixteen bytes those that are asked for.
-//   from_u8, from_i8: 16 bytes as floats; from_u4: four bits of each, from `shift` on.
-//   add_group: the two fused steps that linear_int8.hpp gives.
+//   add_group: the two fused steps that linear_blocks.hpp gives; add_scaled: the first of them.
+//   For super-blocks (linear_super.hpp) codes, small integers, are kept in an Int as it pleases:
+//   codes_i8, codes_u8: 16 bytes; codes_u4: four bits of each, from `shift` on. pair_codes puts two
+//   into the halves of a lane, and add_pairs adds the products with two integers of 16 bits.
+//   add_times(sum, a, times(codes, by)): sum + a * codes * by. With slabs_in_16_bits, instead:
+//   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
+//   less_shifted(a, b, count): a - (b << count).
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
 #pragma once
 
@@ -38,6 +43,8 @@ struct Ops {
   }
   static EXO_INLINE Bytes load(const uint8_t* p) { return read<Bytes>(p); }
   static EXO_INLINE void store_bytes(uint8_t* p, const Bytes& b) { __builtin_memcpy(p, b.v, 64); }
+  static EXO_INLINE Int load_int(const void* p) { return read<Int>(p); }
+  static EXO_INLINE void store_int(void* p, const Int& a) { __builtin_memcpy(p, a.v, 64); }
   static EXO_INLINE Bytes and_mask(Bytes b, int mask) {
     for (auto& byte : b.v) byte = static_cast<uint8_t>(byte & mask);
     return b;
@@ -61,6 +68,45 @@ struct Ops {
     for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
     return a;
   }
+  static EXO_INLINE Int less_shifted(Int a, const Int& b, int count) {
+    for (int i = 0; i < 16; i++) a.v[i] -= b.v[i] * (1 << count);
+    return a;
+  }
+  static EXO_INLINE Int codes_i8(const uint8_t* p) {
+    Int codes;
+    for (int i = 0; i < 16; i++) codes.v[i] = static_cast<int8_t>(p[i]);
+    return codes;
+  }
+  static EXO_INLINE Int codes_u8(const uint8_t* p) {
+    Int codes;
+    for (int i = 0; i < 16; i++) codes.v[i] = p[i];
+    return codes;
+  }
+  static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
+    Int codes;
+    for (int i = 0; i < 16; i++) codes.v[i] = p[i] >> shift & 15;
+    return codes;
+  }
+  static EXO_INLINE Int pair_codes(Int a, const Int& b) {
+    for (int i = 0; i < 16; i++) {
+      a.v[i] = static_cast<int32_t>((a.v[i] & 0xffff) | static_cast<uint32_t>(b.v[i]) << 16);
+    }
+    return a;
+  }
+  static EXO_INLINE Int add_pairs(Int sum, const Int& pairs, const int16_t* two) {
+    for (int i = 0; i < 16; i++) {
+      sum.v[i] += static_cast<int16_t>(pairs.v[i]) * two[0] + (pairs.v[i] >> 16) * two[1];
+    }
+    return sum;
+  }
+  static EXO_INLINE Int times(Int codes, int by) {
+    for (auto& code : codes.v) code *= by;
+    return codes;
+  }
+  static EXO_INLINE Int add_times(Int sum, const Int& a, const Int& b) {
+    for (int i = 0; i < 16; i++) sum.v[i] += a.v[i] * b.v[i];
+    return sum;
+  }
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, const Bytes& weights, const int8_t* four) {
     for (int i = 0; i < 16; i++) {
@@ -69,7 +115,7 @@ struct Ops {
     return sum;
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr int64_t kPackedRows = 64;
+  static constexpr int64_t packed_rows(int) { return 64; }
 
   static EXO_INLINE Float zero_float() { return {}; }
   static EXO_INLINE Float from_f32(const float* p) { return read<Float>(p); }
@@ -81,21 +127,6 @@ struct Ops {
   static EXO_INLINE Float from_bf16(const uint16_t* p) {
     Float f;
     for (int i = 0; i < 16; i += W) exo::EXO_ISA::store(f.v + i, load_bf16(p + i));
-    return f;
-  }
-  static EXO_INLINE Float from_u8(const uint8_t* p) {
-    Float f;
-    for (int i = 0; i < 16; i++) f.v[i] = p[i];
-    return f;
-  }
-  static EXO_INLINE Float from_i8(const uint8_t* p) {
-    Float f;
-    for (int i = 0; i < 16; i++) f.v[i] = static_cast<int8_t>(p[i]);
-    return f;
-  }
-  static EXO_INLINE Float from_u4(const uint8_t* p, int shift) {
-    Float f;
-    for (int i = 0; i < 16; i++) f.v[i] = static_cast<float>(p[i] >> shift & 15);
     return f;
   }
   static EXO_INLINE Float from_one(float value) {
@@ -123,6 +154,9 @@ struct Ops {
       exo::EXO_ISA::store(y.v + i, v);
     }
     return y;
+  }
+  static EXO_INLINE Float add_scaled(Float y, const Float& scale, float x_scale, const Int& sum) {
+    return add_group(y, scale, x_scale, sum, {}, 0);
   }
 };
 

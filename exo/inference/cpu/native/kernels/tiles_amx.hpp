@@ -1,10 +1,8 @@
 // Blocks of 16 rows by 16 outputs in the AMX tile registers: the same integers as the dot products
-// of ops_avx512.hpp, then the same float steps, so the same bits.
+// of an `Ops`, then the same steps, so the same bits.
 #pragma once
 
-#include <immintrin.h>
-
-#include "linear_blocks.hpp"
+#include "linear_super.hpp"
 
 namespace exo::EXO_ISA {
 
@@ -76,11 +74,11 @@ struct TileSteps {
   float* scales;  // [count][16], by row; rows past the last are its copies
   float* sums;    // [count][16]
 
-  static size_t bytes(int64_t groups) {
-    return static_cast<size_t>(2 * groups) * (sizeof(Step) + 2 * 16 * sizeof(float));
+  static size_t bytes(const Matrix& w) {
+    return static_cast<size_t>(2 * w.groups()) * (sizeof(Step) + 2 * 16 * sizeof(float));
   }
 
-  TileSteps(uint8_t* memory, const QuantizedRows& x, int64_t row, int64_t rows,
+  TileSteps(uint8_t* memory, const Matrix&, const QuantizedRows& x, int64_t row, int64_t rows,
             const uint8_t* any_fine)
       : count(0) {
     const int64_t groups = x.cols / x.group;
@@ -104,16 +102,15 @@ struct TileSteps {
   }
 };
 
-// The integer sums of one step, 16 rows by 16 outputs. Rows past the last one of a short tile are
-// computed from whatever the buffer holds and dropped.
-EXO_INLINE void multiply_step(const Matrix& w, const Panel& panel, const TileSteps::Step& step,
-                              int32_t* sum) {
+// The integer sums of one group, 16 rows by 16 outputs, `values` being the first row's. Rows past
+// the last one of a short tile are computed from whatever the buffer holds and dropped.
+EXO_INLINE void multiply_group(const Matrix& w, const Panel& panel, const int8_t* values,
+                               int64_t group, int32_t* sum) {
   const int columns = w.group < 64 ? w.group : 64;
   TileUnit tiles;
   tiles.zero();
   for (int k = 0; k < w.group; k += columns) {
-    tiles.multiply(step.values + k, w.cols, panel.slabs + (step.group * w.group + k) * kBlockRows,
-                   columns);
+    tiles.multiply(values + k, w.cols, panel.slabs + (group * w.group + k) * kBlockRows, columns);
   }
   tiles.store(sum);
 }
@@ -127,7 +124,10 @@ inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps
   // Indexed by a constant everywhere, or the compiler keeps all of y in memory.
 #pragma GCC unroll 16
   for (int m = 0; m < 16; m++) y[m] = Ops::zero_float();
-  multiply_step(w, panel, todo.steps[0], sums[0]);
+  const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
+    multiply_group(w, panel, todo.steps[i].values, todo.steps[i].group, sums[i % 2]);
+  };
+  multiply(0);
   PartSums<16> parts(w.parts, w.parts);
   const int64_t groups_in_part = w.groups() / w.parts;
   int64_t bound = groups_in_part;
@@ -136,16 +136,103 @@ inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps
       parts.close(y);
       bound += groups_in_part;
     }
-    if (i + 1 < todo.count) multiply_step(w, panel, todo.steps[i + 1], sums[(i + 1) % 2]);
+    if (i + 1 < todo.count) multiply(i + 1);
     const float* scales = panel.scales + 32 * todo.steps[i].group;
     const Ops::Float scale = Ops::from_f32(scales), offset = Ops::from_f32(scales + 16);
 #pragma GCC unroll 16
     for (int m = 0; m < 16; m++) {
       y[m] = Ops::add_group(y[m], scale, todo.scales[16 * i + m],
-                            _mm512_load_si512(sums[i % 2] + 16 * m), offset, todo.sums[16 * i + m]);
+                            Ops::load_int(sums[i % 2] + 16 * m), offset, todo.sums[16 * i + m]);
     }
   }
   parts.close(y);
+  for (int m = 0; m < rows; m++) finish(w, block, parts.total(m), out + (row + m) * stride);
+}
+
+// The same of super-blocks: their groups, the coarse part of all and then the fine part of those
+// units that have one, and where a part of a super-block ends.
+struct SuperTileSteps {
+  struct Step {
+    const int8_t* values;         // of the first row
+    int64_t group;                // of all columns
+    const QuantizedSuper* ended;  // what this is the last step of, the first row's; or null
+  };
+  int64_t count, rows, supers;
+  Step* steps;
+  int32_t* multiples;  // [count][16], by row; rows past the last are its copies
+
+  static size_t bytes(const Matrix& w) {
+    return static_cast<size_t>(2 * w.groups()) * (sizeof(Step) + 16 * sizeof(int32_t));
+  }
+
+  SuperTileSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row,
+                 int64_t rows, const uint8_t* any_fine)
+      : count(0), rows(rows), supers(x.cols / kSuperCols) {
+    multiples = reinterpret_cast<int32_t*>(memory);
+    steps = reinterpret_cast<Step*>(multiples + 2 * w.groups() * 16);
+    for (int64_t s = 0; s < supers; s++, any_fine += QuantizedSuper::kUnits) {
+      for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
+        const SuperActivations of(*part, x.cols, row, s);
+        const int64_t before = count;
+        for (int u = 0; u < QuantizedSuper::kUnits; u++) {
+          if (part == &x.coarse || any_fine[u]) add(w, of, s, u);
+        }
+        if (count > before) steps[count - 1].ended = of.x;
+      }
+    }
+  }
+
+  const QuantizedSuper& of_row(const QuantizedSuper* first, int64_t m) const {
+    return first[(m < rows ? m : rows - 1) * supers];
+  }
+
+ private:
+  void add(const Matrix& w, const SuperActivations& x, int64_t super, int u) {
+    for (int column = u * kUnitCols; column < (u + 1) * kUnitCols; column += w.group) {
+      steps[count] = {x.values + column, (super * kSuperCols + column) / w.group, nullptr};
+      for (int64_t m = 0; m < 16; m++) multiples[16 * count + m] = of_row(x.x, m).multiples[u];
+      count++;
+    }
+  }
+};
+
+template <int HALVES>
+void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileSteps& todo,
+                           SuperOffsets offsets, int64_t row, int64_t rows, int64_t block,
+                           float* out, int64_t stride) {
+  using Scales = SuperScales<HALVES>;
+  alignas(64) int32_t sums[2][256];
+  Ops::Int total[16];
+#pragma GCC unroll 16
+  for (int m = 0; m < 16; m++) total[m] = Ops::zero_int();
+  PartSums<16> parts(w.parts, todo.supers);
+  const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
+    multiply_group(w, panel, todo.steps[i].values, todo.steps[i].group, sums[i % 2]);
+  };
+  multiply(0);
+  for (int64_t i = 0; i < todo.count; i++) {
+    if (i + 1 < todo.count) multiply(i + 1);
+    const auto& step = todo.steps[i];
+    const int64_t super = step.group / Scales::kGroups;
+    const Scales scales{reinterpret_cast<uint8_t*>(panel.scales) + super * Scales::kBytes};
+    const Ops::Int code =
+        Ops::load_int(scales.code(static_cast<int>(step.group % Scales::kGroups)));
+#pragma GCC unroll 16
+    for (int m = 0; m < 16; m++) {
+      total[m] = Ops::add_times(total[m], Ops::load_int(sums[i % 2] + 16 * m),
+                                Ops::times(code, todo.multiples[16 * i + m]));
+    }
+    if (step.ended == nullptr) continue;
+    const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
+    Ops::Float* y = parts.now();
+#pragma GCC unroll 16
+    for (int m = 0; m < 16; m++) {
+      y[m] = finish_super<HALVES>(y[m], total[m], todo.of_row(step.ended, m), d, factor,
+                                  scales.pairs(), offsets);
+      total[m] = Ops::zero_int();
+    }
+    if (i + 1 == todo.count || todo.steps[i + 1].group / Scales::kGroups != super) parts.next();
+  }
   for (int m = 0; m < rows; m++) finish(w, block, parts.total(m), out + (row + m) * stride);
 }
 

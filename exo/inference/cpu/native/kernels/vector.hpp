@@ -39,6 +39,7 @@ inline constexpr int W = 8;
 #else
 inline constexpr int W = 4;
 #endif
+inline constexpr int64_t kAllRows = int64_t{1} << 62;
 inline constexpr int kLanes = 16;         // of a sum
 inline constexpr int kVecs = kLanes / W;  // vectors they take
 
