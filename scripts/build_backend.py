@@ -104,7 +104,6 @@ def runnable_isas() -> list[str]:
     wanted = {
         "avx2": avx2,
         "avxvnni": avx2 | {"avx_vnni"},
-        "amx_emulated": avx512,
         "avx512": avx512,
         "neon": neon,
         "i8mm": neon | {"i8mm"},

@@ -46,19 +46,29 @@ def test_what_this_machine_cannot_run_compiles(tmp_path: Path) -> None:
     """scripts/setup builds only what runs here; wheels have all."""
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("these are x86's; ARM's are below")
-    known = {"avx2", "avxvnni", "avx512", "amx", "amx_emulated"}
+    known = {"avx2", "avxvnni", "amx"}  # AMX's has AVX-512's in it
     if others := sorted(known.difference(native.isas())):
         isas = f"EXO_ISAS={';'.join(others)}"
         unoptimized = "CMAKE_BUILD_TYPE=Debug"
         build(tmp_path, isas, unoptimized, FEW_ROWS, targets=[f"exo_{isa}" for isa in others])
 
 
+def test_what_this_machine_cannot_run_is_right_where_it_is_emulated(tmp_path: Path) -> None:
+    """By native/emulated.hpp; AMX's tiles are with the sanitizers."""
+    if "avx2" not in native.isas():
+        pytest.skip("emulated with AVX2")
+    if isas := [f"{isa}_emulated" for isa in ("avx512", "avxvnni") if isa not in native.isas()]:
+        unoptimized = "CMAKE_BUILD_TYPE=Debug"
+        check = build(tmp_path, f"EXO_ISAS={';'.join(isas)}", FEW_ROWS, unoptimized)
+        assert run([str(check)]) == "".join(f"{isa}: {DIGEST}\n" for isa in isas)
+
+
 @pytest.mark.timeout(600)
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("gcc's and clang's sanitizers of Linux")
-    # The widest vectors reach farthest past an end; the narrow ones are the same text.
-    isas = {"wide", "wide_tiles", *{"neon"}.intersection(native.isas())}
+    # The widest vectors, and AMX's tiles, reach farthest past an end.
+    isas = {"wide_tiles", *{"neon"}.intersection(native.isas())}
     check = build(tmp_path, "EXO_SANITIZE=ON", f"EXO_ISAS={';'.join(sorted(isas))}")
     digests = dict(line.split(": ") for line in run([str(check)]).splitlines())
     assert digests == dict.fromkeys(isas, DIGEST)

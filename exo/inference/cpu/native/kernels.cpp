@@ -117,26 +117,30 @@ bool always() { return true; }
 struct Isa {
   const char* name;
   bool (*runs_here)();
-  bool automatic;  // chosen without being asked for
 };
 
-// Best first.
+// Best first; the last ones are built for tests alone.
 const Isa kIsas[] = {
 #if defined(__x86_64__)
-    {"amx", has_amx, true},        {"amx_emulated", has_avx512, false},
-    {"avx512", has_avx512, true},  {"avxvnni", has_avxvnni, true},
-    {"avx2", has_avx2, true},
+    {"amx", has_amx},
+    {"avx512", has_avx512},
+    {"avxvnni", has_avxvnni},
+    {"avx2", has_avx2},
 #elif defined(__aarch64__)
-    {"i8mm", has_i8mm, true},   {"neon", has_dot_product, true},
+    {"i8mm", has_i8mm},
+    {"neon", has_dot_product},
 #endif
-    {"portable", always, true},    {"wide", always, true},
-    {"wide_tiles", always, false},
+    {"portable", always},
+    {"wide_tiles", always},
+#if defined(__x86_64__)
+    {"avx512_emulated", has_avx2},
+    {"avxvnni_emulated", has_avx2},
+#endif
 };
 
 struct Candidate {
   const KernelTable* table;
   bool (*runs_here)();
-  bool automatic;
 };
 
 // Those that were built, best first.
@@ -147,7 +151,7 @@ const std::vector<Candidate>& candidates() {
     for (const Isa& isa : kIsas) {
       for (const KernelTable* table : {EXO_ISAS(EXO_TABLE)}) {
         if (std::string(table->name) == isa.name) {
-          found.push_back({table, isa.runs_here, isa.automatic});
+          found.push_back({table, isa.runs_here});
         }
       }
     }
@@ -160,7 +164,7 @@ const KernelTable* choose(const std::string& wanted) {
   std::string known;
   for (const Candidate& candidate : candidates()) {
     if (wanted.empty()) {
-      if (candidate.automatic && candidate.runs_here()) return candidate.table;
+      if (candidate.runs_here()) return candidate.table;
       continue;
     }
     known += std::string(known.empty() ? "" : ", ") + candidate.table->name;

@@ -56,9 +56,10 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
 }
 
 QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
-  // A kernel writes these only in `quantize`.
+  // A kernel writes these only in `quantize`. Of groups and super-blocks one is not there.
   const auto at = [](const auto& v, int64_t i) {
-    return const_cast<typename std::decay_t<decltype(v)>::value_type*>(v.data()) + i;
+    using Value = typename std::decay_t<decltype(v)>::value_type;
+    return v.empty() ? nullptr : const_cast<Value*>(v.data()) + i;
   };
   const int64_t row = first * (cols / group);
   const auto from = [&](const Part& part) -> QuantizedPart {

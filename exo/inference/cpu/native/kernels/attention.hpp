@@ -157,7 +157,7 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
       VecF s = load(scores[r] + j);
       if (rule.soft_cap > 0) s = rule.soft_cap * tanh(s / rule.soft_cap);
       const VecI key = lanes + j;
-      s = (key >= first[r]) & (key < last[r]) ? s : splat(kHidden);
+      s = ((key >= first[r]) & (key < last[r])) ? s : splat(kHidden);
       peak = max(peak, s);
       store(scores[r] + j, s);
     }

@@ -13,7 +13,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(EXO_AVX512_EMULATED)
+#define EXO_AVX512
+#endif
+
+#if defined(EXO_AVX512) || defined(__F16C__)
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>
@@ -32,7 +36,7 @@
 
 namespace exo::EXO_ISA {
 
-#if defined(__AVX512F__) || defined(EXO_WIDE)
+#if defined(EXO_AVX512) || defined(EXO_WIDE)
 inline constexpr int W = 16;
 #elif defined(__AVX2__)
 inline constexpr int W = 8;
@@ -75,7 +79,7 @@ EXO_INLINE VecF load_bf16(const uint16_t* p) {
   return (VecF)(__builtin_convertvector(h, VecU) << 16);
 }
 
-#if defined(__AVX512F__)
+#if defined(EXO_AVX512)
 EXO_INLINE VecF load_i8(const int8_t* p) {
   return (VecF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
@@ -163,7 +167,7 @@ EXO_INLINE void store_f16(uint16_t* p, VecF v) {
 #endif
 
 // a * b + c, rounded once.
-#if defined(__AVX512F__)
+#if defined(EXO_AVX512)
 EXO_INLINE VecF fma(VecF a, VecF b, VecF c) {
   return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
