@@ -81,7 +81,17 @@ EXO_INLINE void finish(const Matrix& w, int64_t block, Ops::Float y, float* row)
   std::memcpy(row + block * kBlockRows, lanes, static_cast<size_t>(left) * 4);
 }
 
-// The sums of M rows over each part of the columns (matrix.hpp).
+// The sum of a row's parts (matrix.hpp).
+template <typename Part>
+EXO_INLINE Ops::Float joined(int parts, const Part& part) {
+  const auto pair = [&](int i) { return Ops::add(part(i), part(i + 1)); };
+  if (parts == 1) return part(0);
+  if (parts == 2) return pair(0);
+  if (parts == 4) return Ops::add(pair(0), pair(2));
+  return Ops::add(Ops::add(pair(0), pair(2)), Ops::add(pair(4), pair(6)));
+}
+
+// The sums of M rows over each part of the columns.
 template <int M>
 class PartSums {
  public:
@@ -116,11 +126,7 @@ class PartSums {
 
   // Row m's whole sum.
   EXO_INLINE Ops::Float total(int m) const {
-    const auto pair = [&](int i) { return Ops::add(part_[i][m], part_[i + 1][m]); };
-    if (parts_ == 1) return part_[0][m];
-    if (parts_ == 2) return pair(0);
-    if (parts_ == 4) return Ops::add(pair(0), pair(2));
-    return Ops::add(Ops::add(pair(0), pair(2)), Ops::add(pair(4), pair(6)));
+    return joined(parts_, [&](int i) { return part_[i][m]; });
   }
 
  private:
@@ -379,9 +385,12 @@ EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelSteps&
   }
 }
 
-template <int BITS, int M>
+// One block for `rows` rows, up to kMaxRows. Rows past the last are computed from whatever the
+// buffer holds and dropped: fewer sizes of tile to compile.
+template <int BITS>
 void block_from_panel(const Matrix& w, const Panel& panel, const PanelSteps& todo, int64_t row,
-                      int64_t block, float* out, int64_t stride) {
+                      int64_t rows, int64_t block, float* out, int64_t stride) {
+  constexpr int M = Ops::kMaxRows;
   PartSums<M> sums(w.parts, w.parts);
   // Slabs of the smallest group, and what pays where groups are larger.
   constexpr int kSmallest = 4, kSlabs = SlabSums<BITS, M, 1, 8>::kMost > kSmallest ? 8 : kSmallest;
@@ -390,7 +399,7 @@ void block_from_panel(const Matrix& w, const Panel& panel, const PanelSteps& tod
   } else {
     add_panel<BITS, M, kSmallest>(w, panel, todo, sums);
   }
-  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 }  // namespace exo::EXO_ISA

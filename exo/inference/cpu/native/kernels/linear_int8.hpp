@@ -14,15 +14,19 @@ namespace exo::EXO_ISA {
 
 using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
                             float*, int64_t);
-using PanelTile = void (*)(const Matrix&, const Panel&, const PanelSteps&, int64_t, int64_t, float*,
-                           int64_t);
-using SuperPanelTile = void (*)(const Matrix&, const Panel&, const QuantizedRows&, const uint8_t*,
-                                SuperOffsets, int64_t, int64_t, float*, int64_t);
+template <Coding C, bool SUPER>
+constexpr RowLimits row_limits() {
+#ifdef EXO_TILES
+  return {kAllRows, Ops::kMaxRows};
+#else
+  return Ops::row_limits(C, SUPER);
+#endif
+}
 
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
 template <Coding C, bool SUPER, int M>
 constexpr PackedTile packed_tile() {
-  if constexpr (M > Ops::kMaxRows)
+  if constexpr (M > Ops::kMaxRows || M >= row_limits<C, SUPER>().shared_from)
     return nullptr;
   else if constexpr (SUPER)
     return super_block_from_packed<C, M>;
@@ -39,38 +43,6 @@ constexpr PackedTile kPackedTiles[] = {nullptr,
                                        packed_tile<C, SUPER, 6>(),
                                        packed_tile<C, SUPER, 7>(),
                                        packed_tile<C, SUPER, 8>()};
-template <int BITS, int M>
-constexpr PanelTile panel_tile() {
-  if constexpr (M <= Ops::kMaxRows) return block_from_panel<BITS, M>;
-  return nullptr;
-}
-template <int BITS>
-constexpr PanelTile kPanelTiles[] = {nullptr,
-                                     panel_tile<BITS, 1>(),
-                                     panel_tile<BITS, 2>(),
-                                     panel_tile<BITS, 3>(),
-                                     panel_tile<BITS, 4>(),
-                                     panel_tile<BITS, 5>(),
-                                     panel_tile<BITS, 6>(),
-                                     panel_tile<BITS, 7>(),
-                                     panel_tile<BITS, 8>()};
-
-template <int BITS, int HALVES, int M>
-constexpr SuperPanelTile super_panel_tile() {
-  if constexpr (M <= Ops::kMaxRows) return super_block_from_panel<BITS, HALVES, M>;
-  return nullptr;
-}
-template <int BITS, int HALVES>
-constexpr SuperPanelTile kSuperPanelTiles[] = {nullptr,
-                                               super_panel_tile<BITS, HALVES, 1>(),
-                                               super_panel_tile<BITS, HALVES, 2>(),
-                                               super_panel_tile<BITS, HALVES, 3>(),
-                                               super_panel_tile<BITS, HALVES, 4>(),
-                                               super_panel_tile<BITS, HALVES, 5>(),
-                                               super_panel_tile<BITS, HALVES, 6>(),
-                                               super_panel_tile<BITS, HALVES, 7>(),
-                                               super_panel_tile<BITS, HALVES, 8>()};
-
 // Memory of this thread for panels, kept from call to call.
 inline uint8_t* scratch(size_t bytes) {
   static thread_local struct Scratch {
@@ -88,15 +60,6 @@ inline uint8_t* scratch(size_t bytes) {
 
 inline constexpr int64_t kPanelBytes = 512 << 10;  // decoded weights that stay in the L2 cache
 
-// Up to so many rows every tile reads the packed weights; with more, decoding them once pays.
-template <Coding C>
-constexpr int64_t packed_rows() {
-#ifdef EXO_TILES
-  return Ops::kMaxRows;
-#else
-  return Ops::packed_rows(C.bits);
-#endif
-}
 inline constexpr int64_t kPackedAtOnce = 64;  // rows that stay in a cache beside a block
 
 // Blocks [begin, end) for some rows: one is read from memory for the first tile of rows and from a
@@ -104,6 +67,7 @@ inline constexpr int64_t kPackedAtOnce = 64;  // rows that stay in a cache besid
 template <Coding C, bool SUPER>
 void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64_t rows,
                    int64_t begin, int64_t end, float* out, int64_t stride) {
+  constexpr int64_t kShared = row_limits<C, SUPER>().shared_from;
   const int64_t flags = w.cols / x.flag_cols(), last = first + rows;
   uint8_t* fine = scratch(static_cast<size_t>(rows * flags));
   const auto size_at = [&](int64_t row) {
@@ -113,6 +77,13 @@ void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64
     find_fine_groups(x, row, size_at(row), fine + at);
   }
   for (int64_t b = begin; b < end; b++) {
+    if constexpr (kShared < kAllRows) {
+      static_assert(row_limits<C, SUPER>().packed <= kFewRows);
+      if (rows >= kShared) {
+        super_block_for_few<C>(w, x, fine, first, rows, b, out, stride);
+        continue;
+      }
+    }
     const uint8_t* any = fine;
     for (int64_t row = first; row < last; row += Ops::kMaxRows, any += flags) {
       kPackedTiles<C, SUPER>[size_at(row)](w, x, any, row, b, out, stride);
@@ -146,7 +117,7 @@ struct PlainPanels {
   };
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
-    kPanelTiles<weight_bits<C>()>[rows](w, panel, todo, row, block, out, stride);
+    block_from_panel<weight_bits<C>()>(w, panel, todo, row, rows, block, out, stride);
   }
 #endif
 };
@@ -177,8 +148,8 @@ struct SuperPanels {
   };
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
-    kSuperPanelTiles<weight_bits<C>(), kHalves>[rows](w, panel, todo.x, todo.fine,
-                                                      super_offsets<C>(), row, block, out, stride);
+    super_block_from_panel<weight_bits<C>(), kHalves>(
+        w, panel, todo.x, todo.fine, super_offsets<C>(), row, rows, block, out, stride);
   }
 #endif
 };
@@ -188,7 +159,7 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
                   float* out, int64_t stride) {
   using Panels = std::conditional_t<SUPER, SuperPanels<C>, PlainPanels<C>>;
   const int64_t flags = w.cols / x.flag_cols();
-  if (rows <= packed_rows<C>()) {
+  if (rows <= row_limits<C, SUPER>().packed) {
     const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
     for (int64_t b = begin; b < end; b += cached) {
       const int64_t some = b + cached < end ? b + cached : end;

@@ -268,53 +268,56 @@ struct SuperScales {
   EXO_INLINE uint8_t* pairs() const { return code(kGroups); }
 };
 
-// Decodes a block to `slabs`; take(header, s) is called with the header of each super-block `s`.
-template <Coding C, typename Take>
-EXO_INLINE void decode_super_slabs(const Matrix& w, int64_t block, uint8_t* slabs,
-                                   const Take& take) {
-  const uint8_t* p = w.block(block);
-  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
-    take(SuperHeader<C>(p), s);
-    p += kSuperHeader;
-    for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
-      decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-        Ops::store_bytes(slabs + 64 * slab, weights);
-      });
-    }
+// One super-block at `p`; returns the next one's place.
+template <Coding C, bool FROM_MEMORY>
+EXO_INLINE const uint8_t* decode_super(const uint8_t* p, uint8_t* slabs,
+                                       SuperScales<SuperTraits<C>::kHalves> out) {
+  const SuperHeader<C> header(p);
+  Ops::store(out.d(), header.d());
+  Ops::store(out.factor(), header.factor());
+  for (int g = 0; g < out.kGroups; g++) Ops::store_int(out.code(g), header.code(g));
+  header.store_pairs(out.pairs());
+  p += kSuperHeader;
+  for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
+    if (FROM_MEMORY) prefetch<3, C.bits>(p);
+    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+      Ops::store_bytes(slabs + 64 * slab, weights);
+    });
   }
+  return p;
 }
 
 template <Coding C>
 void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
   using Scales = SuperScales<SuperTraits<C>::kHalves>;
-  decode_super_slabs<C>(w, block, panel.slabs, [&](const SuperHeader<C>& header, int64_t s) {
-    const Scales out{reinterpret_cast<uint8_t*>(panel.scales) + s * Scales::kBytes};
-    Ops::store(out.d(), header.d());
-    Ops::store(out.factor(), header.factor());
-    for (int g = 0; g < Scales::kGroups; g++) Ops::store_int(out.code(g), header.code(g));
-    header.store_pairs(out.pairs());
-  });
+  const uint8_t* p = w.block(block);
+  Scales scales{reinterpret_cast<uint8_t*>(panel.scales)};
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++, scales.at += Scales::kBytes) {
+    p = decode_super<C, false>(p, panel.slabs + s * kSuperCols * kBlockRows, scales);
+  }
 }
 
 // The same with a scale and an offset for each group, as other blocks have them.
 template <Coding C>
 void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) {
   using T = SuperTraits<C>;
-  decode_super_slabs<C>(w, block, panel.slabs, [&](const SuperHeader<C>& header, int64_t s) {
-    float d[kBlockRows], factor[kBlockRows];
-    Ops::store(d, header.d());
-    Ops::store(factor, header.factor());
-    float* scales = panel.scales + s * T::kGroups * 2 * kBlockRows;
+  alignas(64) uint8_t memory[SuperScales<T::kHalves>::kBytes];
+  const SuperScales<T::kHalves> decoded{memory};
+  const uint8_t* p = w.block(block);
+  float* scales = panel.scales;
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
+    const SuperHeader<C> header(p);
+    p = decode_super<C, false>(p, panel.slabs + s * kSuperCols * kBlockRows, decoded);
     for (int g = 0; g < T::kGroups; g++, scales += 2 * kBlockRows) {
       for (int lane = 0; lane < kBlockRows; lane++) {
-        const float scale = d[lane] * static_cast<float>(header.code_of(g, lane));
+        const float scale = decoded.d()[lane] * static_cast<float>(header.code_of(g, lane));
+        const float minimum = static_cast<float>(header.min_of(g, lane));
         scales[lane] = scale;
-        scales[kBlockRows + lane] = T::kHasFactor
-                                        ? factor[lane] * static_cast<float>(header.min_of(g, lane))
-                                        : scale * -static_cast<float>(T::kForm.zero);
+        scales[kBlockRows + lane] = T::kHasFactor ? decoded.factor()[lane] * minimum
+                                                  : scale * -static_cast<float>(T::kForm.zero);
       }
     }
-  });
+  }
 }
 
 // Adds those units of a super-block of a panel whose byte in `units` is not 0 to M outputs.
@@ -348,22 +351,88 @@ __attribute__((noinline)) void add_super(const uint8_t* slabs, SuperScales<HALVE
 
 inline constexpr uint64_t kAllUnits = 0x0101010101010101;
 
+// Adds one super-block of a panel, the coarse and the fine part, to a tile of M rows from `row` on.
 template <int BITS, int HALVES, int M>
+void add_both_parts(const uint8_t* slabs, SuperScales<HALVES> scales, const QuantizedRows& x,
+                    const uint8_t* any_fine, SuperOffsets offsets, int64_t row, int64_t super,
+                    Ops::Float* y) {
+  uint64_t units;  // a byte of 0 or 1 each
+  __builtin_memcpy(&units, any_fine + super * QuantizedSuper::kUnits, sizeof units);
+  const SuperActivations coarse(x.coarse, x.cols, row, super);
+  add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, y);
+  if (units == 0) return;
+  const SuperActivations fine(x.fine, x.cols, row, super);
+  add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, y);
+}
+
+template <int BITS, int HALVES>
 void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
                             const uint8_t* any_fine, SuperOffsets offsets, int64_t row,
-                            int64_t block, float* out, int64_t stride) {
+                            int64_t rows, int64_t block, float* out, int64_t stride) {
+  constexpr int M = Ops::kMaxRows;
   const int64_t supers = w.cols / kSuperCols;
   PartSums<M> sums(w.parts, supers);
   SuperScales<HALVES> scales{reinterpret_cast<uint8_t*>(panel.scales)};
   for (int64_t s = 0; s < supers; s++, scales.at += SuperScales<HALVES>::kBytes, sums.next()) {
     const uint8_t* slabs = panel.slabs + s * kSuperCols * kBlockRows;
-    const SuperActivations coarse(x.coarse, w.cols, row, s), fine(x.fine, w.cols, row, s);
-    uint64_t units;  // a byte of 0 or 1 each
-    __builtin_memcpy(&units, any_fine + s * QuantizedSuper::kUnits, sizeof units);
-    add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, sums.now());
-    if (units != 0) add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, sums.now());
+    add_both_parts<BITS, HALVES, M>(slabs, scales, x, any_fine, offsets, row, s, sums.now());
   }
-  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+}
+
+template <int BITS, int HALVES>
+using AddParts = void (*)(const uint8_t*, SuperScales<HALVES>, const QuantizedRows&, const uint8_t*,
+                          SuperOffsets, int64_t, int64_t, Ops::Float*);
+template <int BITS, int HALVES, int M>
+constexpr AddParts<BITS, HALVES> add_parts() {
+  if constexpr (M <= Ops::kMaxRows) return add_both_parts<BITS, HALVES, M>;
+  return nullptr;
+}
+template <int BITS, int HALVES>
+constexpr AddParts<BITS, HALVES> kAddParts[] = {nullptr,
+                                                add_parts<BITS, HALVES, 1>(),
+                                                add_parts<BITS, HALVES, 2>(),
+                                                add_parts<BITS, HALVES, 3>(),
+                                                add_parts<BITS, HALVES, 4>(),
+                                                add_parts<BITS, HALVES, 5>(),
+                                                add_parts<BITS, HALVES, 6>(),
+                                                add_parts<BITS, HALVES, 7>(),
+                                                add_parts<BITS, HALVES, 8>()};
+
+// One block for a few tiles of rows, each super-block decoded once for them: up to kFewRows rows.
+inline constexpr int64_t kFewRows = 32;
+template <Coding C>
+void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
+                         int64_t first, int64_t rows, int64_t block, float* out, int64_t stride) {
+  constexpr int kHalves = SuperTraits<C>::kHalves, kRows = Ops::kMaxRows;
+  alignas(64) uint8_t slabs[kSuperCols * kBlockRows];
+  alignas(64) uint8_t memory[SuperScales<kHalves>::kBytes];
+  const int64_t supers = w.cols / kSuperCols, flags = w.cols / kUnitCols;
+  const int64_t tiles = (rows + kRows - 1) / kRows;
+  Ops::Float parts[kFewRows / kRows][kMostParts][kRows];
+  for (int64_t t = 0; t < tiles; t++) {
+    for (int i = 0; i < w.parts; i++) {
+      for (auto& sum : parts[t][i]) sum = Ops::zero_float();
+    }
+  }
+  const auto size_of = [&](int64_t t) {
+    return rows - t * kRows < kRows ? rows - t * kRows : kRows;
+  };
+  const uint8_t* p = w.block(block);
+  for (int64_t s = 0; s < supers; s++) {
+    p = decode_super<C, true>(p, slabs, {memory});
+    for (int64_t t = 0; t < tiles; t++) {
+      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](slabs, {memory}, x, any_fine + t* flags,
+                                                       super_offsets<C>(), first + t* kRows, s,
+                                                       parts[t][s* w.parts / supers]);
+    }
+  }
+  for (int64_t t = 0; t < tiles; t++) {
+    for (int m = 0; m < size_of(t); m++) {
+      const auto part = [&](int i) { return parts[t][i][m]; };
+      finish(w, block, joined(w.parts, part), out + (first + t * kRows + m) * stride);
+    }
+  }
 }
 
 }  // namespace exo::EXO_ISA

@@ -102,12 +102,17 @@ struct Ops {
             _mm256_dpbusd_avx_epi32(sum.v[1], weights.v[1], a)};
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr int64_t packed_rows(int) { return 64; }
+  static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
 #else
   static constexpr int kWeightBits = 0;
-  // Bytes are their own panel; of 3, 5 and 6 bits much is decoded.
-  static constexpr int64_t packed_rows(int bits) {
-    return bits == 8 ? kAllRows : bits == 2 || bits == 4 ? 32 : 8;
+  // Bytes are their own panel; of 3, 5 and 6 bits much is decoded. Codebooks, which few files
+  // have, are decoded for two rows already: tiles of packed ones take seconds to compile.
+  static constexpr RowLimits row_limits(Coding coding, bool is_super) {
+    const int bits = coding.bits;
+    const bool is_simple = bits == 2 || bits == 4;
+    if (!is_super) return {kAllRows, bits == 8 ? kAllRows : is_simple ? 32 : 8};
+    if (coding.table != Table::kNone && coding.table != Table::kIq4) return {2, 32};
+    return {is_simple ? 13 : kMaxRows + 1, 32};
   }
   // A slab's products are at most 2 * (2^BITS - 1) * 127 in each 16 bits; those of 8-bit weights
   // fit once 128 is taken from a weight.

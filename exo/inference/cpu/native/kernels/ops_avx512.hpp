@@ -72,7 +72,7 @@ struct Ops {
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr int64_t packed_rows(int) { return 64; }
+  static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
   static EXO_INLINE Float from_f32(const float* p) { return _mm512_loadu_ps(p); }

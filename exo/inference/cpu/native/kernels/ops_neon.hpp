@@ -125,7 +125,7 @@ struct Ops {
     return sum;
   }
 #endif
-  static constexpr int64_t packed_rows(int) { return 64; }
+  static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
 
   static EXO_INLINE Float zero_float() {
     const float32x4_t zero = vdupq_n_f32(0);

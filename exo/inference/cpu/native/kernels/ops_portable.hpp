@@ -3,8 +3,8 @@
 // An `Ops` says how 16 outputs (one lane each) are computed together:
 //   Bytes: a slab, unsigned byte 4 * lane + j; Int, Float: 16 lanes.
 //   dot<BITS>(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j], the
-//   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. packed_rows: see
-//   linear_int8.hpp. Where sums of 16 bits cost less: `products` of a slab, `add_products` of
+//   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. row_limits: see
+//   vector.hpp. Where sums of 16 bits cost less: `products` of a slab, `add_products` of
 //   another of slabs_in_16_bits(bits) in all, `add_few` to a sum. With `add_to_all`, which adds one
 //   integer to every lane, dot<8> takes 128 from each weight.
 //   entries(table, indices): of sixteen bytes those that are asked for.
@@ -115,7 +115,7 @@ struct Ops {
     return sum;
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr int64_t packed_rows(int) { return 64; }
+  static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
 
   static EXO_INLINE Float zero_float() { return {}; }
   static EXO_INLINE Float from_f32(const float* p) { return read<Float>(p); }

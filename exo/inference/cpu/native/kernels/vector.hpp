@@ -43,7 +43,6 @@ inline constexpr int W = 8;
 #else
 inline constexpr int W = 4;
 #endif
-inline constexpr int64_t kAllRows = int64_t{1} << 62;
 inline constexpr int kLanes = 16;         // of a sum
 inline constexpr int kVecs = kLanes / W;  // vectors they take
 
@@ -56,6 +55,13 @@ constexpr int most_rows(int wanted) {
   return wanted;
 #endif
 }
+
+// How many rows a linear layer has for its packed weights to be decoded once: from `shared_from` on
+// each super-block for the tiles at hand, above `packed` whole blocks for all.
+struct RowLimits {
+  int64_t shared_from, packed;
+};
+inline constexpr int64_t kAllRows = int64_t{1} << 62;
 
 typedef float VecF __attribute__((vector_size(W * 4)));
 typedef int32_t VecI __attribute__((vector_size(W * 4)));
