@@ -269,7 +269,7 @@ struct SuperScales {
 };
 
 // One super-block at `p`; returns the next one's place.
-template <Coding C, bool FROM_MEMORY>
+template <Coding C>
 EXO_INLINE const uint8_t* decode_super(const uint8_t* p, uint8_t* slabs,
                                        SuperScales<SuperTraits<C>::kHalves> out) {
   const SuperHeader<C> header(p);
@@ -279,7 +279,6 @@ EXO_INLINE const uint8_t* decode_super(const uint8_t* p, uint8_t* slabs,
   header.store_pairs(out.pairs());
   p += kSuperHeader;
   for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
-    if (FROM_MEMORY) prefetch<3, C.bits>(p);
     decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
       Ops::store_bytes(slabs + 64 * slab, weights);
     });
@@ -293,7 +292,7 @@ void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
   const uint8_t* p = w.block(block);
   Scales scales{reinterpret_cast<uint8_t*>(panel.scales)};
   for (int64_t s = 0; s < w.cols / kSuperCols; s++, scales.at += Scales::kBytes) {
-    p = decode_super<C, false>(p, panel.slabs + s * kSuperCols * kBlockRows, scales);
+    p = decode_super<C>(p, panel.slabs + s * kSuperCols * kBlockRows, scales);
   }
 }
 
@@ -307,7 +306,7 @@ void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) 
   float* scales = panel.scales;
   for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
     const SuperHeader<C> header(p);
-    p = decode_super<C, false>(p, panel.slabs + s * kSuperCols * kBlockRows, decoded);
+    p = decode_super<C>(p, panel.slabs + s * kSuperCols * kBlockRows, decoded);
     for (int g = 0; g < T::kGroups; g++, scales += 2 * kBlockRows) {
       for (int lane = 0; lane < kBlockRows; lane++) {
         const float scale = decoded.d()[lane] * static_cast<float>(header.code_of(g, lane));
@@ -320,15 +319,22 @@ void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) 
   }
 }
 
+// What is fetched from memory meanwhile, so many lines with each unit.
+struct Ahead {
+  const uint8_t* at;
+  int lines;
+};
+
 // Adds those units of a super-block of a panel whose byte in `units` is not 0 to M outputs.
 template <int BITS, int HALVES, int M>
 __attribute__((noinline)) void add_super(const uint8_t* slabs, SuperScales<HALVES> scales,
                                          const SuperActivations& x, uint64_t units,
-                                         SuperOffsets offsets, Ops::Float* y) {
+                                         SuperOffsets offsets, Ahead ahead, Ops::Float* y) {
   Ops::Int total[M];
   for (auto& sum : total) sum = Ops::zero_int();
   for (; units != 0; units &= units - 1) {
     const int u = __builtin_ctzll(units) / 8;
+    for (int i = 0; i < ahead.lines; i++, ahead.at += 64) __builtin_prefetch(ahead.at);
     const uint8_t* from = slabs + 512 * u;
     const int8_t* values = x.values + kUnitCols * u;
     Ops::Int codes[HALVES];
@@ -355,14 +361,14 @@ inline constexpr uint64_t kAllUnits = 0x0101010101010101;
 template <int BITS, int HALVES, int M>
 void add_both_parts(const uint8_t* slabs, SuperScales<HALVES> scales, const QuantizedRows& x,
                     const uint8_t* any_fine, SuperOffsets offsets, int64_t row, int64_t super,
-                    Ops::Float* y) {
+                    Ahead ahead, Ops::Float* y) {
   uint64_t units;  // a byte of 0 or 1 each
   __builtin_memcpy(&units, any_fine + super * QuantizedSuper::kUnits, sizeof units);
   const SuperActivations coarse(x.coarse, x.cols, row, super);
-  add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, y);
+  add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, ahead, y);
   if (units == 0) return;
   const SuperActivations fine(x.fine, x.cols, row, super);
-  add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, y);
+  add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, {}, y);
 }
 
 template <int BITS, int HALVES>
@@ -375,14 +381,14 @@ void super_block_from_panel(const Matrix& w, const Panel& panel, const Quantized
   SuperScales<HALVES> scales{reinterpret_cast<uint8_t*>(panel.scales)};
   for (int64_t s = 0; s < supers; s++, scales.at += SuperScales<HALVES>::kBytes, sums.next()) {
     const uint8_t* slabs = panel.slabs + s * kSuperCols * kBlockRows;
-    add_both_parts<BITS, HALVES, M>(slabs, scales, x, any_fine, offsets, row, s, sums.now());
+    add_both_parts<BITS, HALVES, M>(slabs, scales, x, any_fine, offsets, row, s, {}, sums.now());
   }
   for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 template <int BITS, int HALVES>
 using AddParts = void (*)(const uint8_t*, SuperScales<HALVES>, const QuantizedRows&, const uint8_t*,
-                          SuperOffsets, int64_t, int64_t, Ops::Float*);
+                          SuperOffsets, int64_t, int64_t, Ahead, Ops::Float*);
 template <int BITS, int HALVES, int M>
 constexpr AddParts<BITS, HALVES> add_parts() {
   if constexpr (M <= Ops::kMaxRows) return add_both_parts<BITS, HALVES, M>;
@@ -420,11 +426,12 @@ void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t*
   };
   const uint8_t* p = w.block(block);
   for (int64_t s = 0; s < supers; s++) {
-    p = decode_super<C, true>(p, slabs, {memory});
-    for (int64_t t = 0; t < tiles; t++) {
+    p = decode_super<C>(p, slabs, {memory});
+    Ahead ahead{p, C.bits + 1};
+    for (int64_t t = 0; t < tiles; t++, ahead = {}) {
       kAddParts<weight_bits<C>(), kHalves>[size_of(t)](slabs, {memory}, x, any_fine + t* flags,
                                                        super_offsets<C>(), first + t* kRows, s,
-                                                       parts[t][s* w.parts / supers]);
+                                                       ahead, parts[t][s* w.parts / supers]);
     }
   }
   for (int64_t t = 0; t < tiles; t++) {
