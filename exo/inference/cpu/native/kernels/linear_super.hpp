@@ -310,10 +310,12 @@ void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) 
     for (int g = 0; g < T::kGroups; g++, scales += 2 * kBlockRows) {
       for (int lane = 0; lane < kBlockRows; lane++) {
         const float scale = decoded.d()[lane] * static_cast<float>(header.code_of(g, lane));
-        const float minimum = static_cast<float>(header.min_of(g, lane));
+        float offset = scale * -static_cast<float>(T::kForm.zero);
+        if constexpr (T::kHasFactor) {
+          offset = decoded.factor()[lane] * static_cast<float>(header.min_of(g, lane));
+        }
         scales[lane] = scale;
-        scales[kBlockRows + lane] = T::kHasFactor ? decoded.factor()[lane] * minimum
-                                                  : scale * -static_cast<float>(T::kForm.zero);
+        scales[kBlockRows + lane] = offset;
       }
     }
   }
@@ -428,16 +430,18 @@ void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t*
   for (int64_t s = 0; s < supers; s++) {
     p = decode_super<C>(p, slabs, {memory});
     Ahead ahead{p, C.bits + 1};
+    const int64_t part = s * w.parts / supers;
     for (int64_t t = 0; t < tiles; t++, ahead = {}) {
-      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](slabs, {memory}, x, any_fine + t* flags,
-                                                       super_offsets<C>(), first + t* kRows, s,
-                                                       ahead, parts[t][s* w.parts / supers]);
+      const uint8_t* fine = any_fine + t * flags;
+      const int64_t row = first + t * kRows;
+      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](slabs, {memory}, x, fine, super_offsets<C>(),
+                                                       row, s, ahead, parts[t][part]);
     }
   }
   for (int64_t t = 0; t < tiles; t++) {
     for (int m = 0; m < size_of(t); m++) {
-      const auto part = [&](int i) { return parts[t][i][m]; };
-      finish(w, block, joined(w.parts, part), out + (first + t * kRows + m) * stride);
+      const auto of = [&](int i) { return parts[t][i][m]; };
+      finish(w, block, joined(w.parts, of), out + (first + t * kRows + m) * stride);
     }
   }
 }
