@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "linear_blocks.hpp"
-#include "linear_super.hpp"
+#include "super_panels.hpp"
 #ifdef EXO_TILES
 #include "tiles_amx.hpp"
 #endif

@@ -2,7 +2,7 @@
 // of an `Ops`, then the same steps, so the same bits.
 #pragma once
 
-#include "linear_super.hpp"
+#include "super_panels.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -1,0 +1,201 @@
+// Super-blocks (linear_super.hpp) that are decoded once for many rows: a whole block, or one at a
+// time for a few tiles.
+#pragma once
+
+#include "linear_super.hpp"
+
+namespace exo::EXO_ISA {
+
+// The scales of one super-block in a panel: d and factor as floats, the codes of its groups and the
+// pairs of its offset codes.
+template <int HALVES>
+struct SuperScales {
+  static constexpr int kGroups = QuantizedSuper::kUnits * HALVES;
+  static constexpr int64_t kBytes = 128 + 64 * kGroups + 32 * kGroups;
+  uint8_t* at;
+
+  EXO_INLINE float* d() const { return reinterpret_cast<float*>(at); }
+  EXO_INLINE float* factor() const { return reinterpret_cast<float*>(at) + kBlockRows; }
+  EXO_INLINE uint8_t* code(int group) const { return at + 128 + 64 * group; }
+  EXO_INLINE uint8_t* pairs() const { return code(kGroups); }
+};
+
+// One super-block at `p`; returns the next one's place.
+template <Coding C>
+EXO_INLINE const uint8_t* decode_super(const uint8_t* p, uint8_t* slabs,
+                                       SuperScales<SuperTraits<C>::kHalves> out) {
+  const SuperHeader<C> header(p);
+  Ops::store(out.d(), header.d());
+  Ops::store(out.factor(), header.factor());
+  for (int g = 0; g < out.kGroups; g++) Ops::store_int(out.code(g), header.code(g));
+  header.store_pairs(out.pairs());
+  p += kSuperHeader;
+  for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
+    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+      Ops::store_bytes(slabs + 64 * slab, weights);
+    });
+  }
+  return p;
+}
+
+template <Coding C>
+void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
+  using Scales = SuperScales<SuperTraits<C>::kHalves>;
+  const uint8_t* p = w.block(block);
+  Scales scales{reinterpret_cast<uint8_t*>(panel.scales)};
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++, scales.at += Scales::kBytes) {
+    p = decode_super<C>(p, panel.slabs + s * kSuperCols * kBlockRows, scales);
+  }
+}
+
+// The same with a scale and an offset for each group, as other blocks have them.
+template <Coding C>
+void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) {
+  using T = SuperTraits<C>;
+  alignas(64) uint8_t memory[SuperScales<T::kHalves>::kBytes];
+  const SuperScales<T::kHalves> decoded{memory};
+  const uint8_t* p = w.block(block);
+  float* scales = panel.scales;
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
+    const SuperHeader<C> header(p);
+    p = decode_super<C>(p, panel.slabs + s * kSuperCols * kBlockRows, decoded);
+    for (int g = 0; g < T::kGroups; g++, scales += 2 * kBlockRows) {
+      for (int lane = 0; lane < kBlockRows; lane++) {
+        const float scale = decoded.d()[lane] * static_cast<float>(header.code_of(g, lane));
+        float offset = scale * -static_cast<float>(T::kForm.zero);
+        if constexpr (T::kHasFactor) {
+          offset = decoded.factor()[lane] * static_cast<float>(header.min_of(g, lane));
+        }
+        scales[lane] = scale;
+        scales[kBlockRows + lane] = offset;
+      }
+    }
+  }
+}
+
+// What is fetched from memory meanwhile, so many lines with each unit.
+struct Ahead {
+  const uint8_t* at;
+  int lines;
+};
+
+// Adds those units of a super-block of a panel whose byte in `units` is not 0 to M outputs.
+template <int BITS, int HALVES, int M>
+__attribute__((noinline)) void add_super(const uint8_t* slabs, SuperScales<HALVES> scales,
+                                         const SuperActivations& x, uint64_t units,
+                                         SuperOffsets offsets, Ahead ahead, Ops::Float* y) {
+  Ops::Int total[M];
+  for (auto& sum : total) sum = Ops::zero_int();
+  for (; units != 0; units &= units - 1) {
+    const int u = __builtin_ctzll(units) / 8;
+    for (int i = 0; i < ahead.lines; i++, ahead.at += 64) __builtin_prefetch(ahead.at);
+    const uint8_t* from = slabs + 512 * u;
+    const int8_t* values = x.values + kUnitCols * u;
+    Ops::Int codes[HALVES];
+    for (int h = 0; h < HALVES; h++) codes[h] = Ops::load_int(scales.code(u * HALVES + h));
+    UnitSums<BITS, HALVES, M> sums;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+      sums.add(i, Ops::load(from + 64 * i), values + 4 * i, x.cols, codes);
+    }
+    for (int m = 0; m < M; m++) {
+      total[m] = sums.added(m, total[m], codes, x.x[m * x.supers].multiples[u]);
+    }
+  }
+  const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
+  for (int m = 0; m < M; m++) {
+    y[m] =
+        finish_super<HALVES>(y[m], total[m], x.x[m * x.supers], d, factor, scales.pairs(), offsets);
+  }
+}
+
+inline constexpr uint64_t kAllUnits = 0x0101010101010101;
+
+// Adds one super-block of a panel, the coarse and the fine part, to a tile of M rows from `row` on.
+template <int BITS, int HALVES, int M>
+void add_both_parts(const uint8_t* slabs, SuperScales<HALVES> scales, const QuantizedRows& x,
+                    const uint8_t* any_fine, SuperOffsets offsets, int64_t row, int64_t super,
+                    Ahead ahead, Ops::Float* y) {
+  uint64_t units;  // a byte of 0 or 1 each
+  __builtin_memcpy(&units, any_fine + super * QuantizedSuper::kUnits, sizeof units);
+  const SuperActivations coarse(x.coarse, x.cols, row, super);
+  add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, ahead, y);
+  if (units == 0) return;
+  const SuperActivations fine(x.fine, x.cols, row, super);
+  add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, {}, y);
+}
+
+template <int BITS, int HALVES>
+void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
+                            const uint8_t* any_fine, SuperOffsets offsets, int64_t row,
+                            int64_t rows, int64_t block, float* out, int64_t stride) {
+  constexpr int M = Ops::kMaxRows;
+  const int64_t supers = w.cols / kSuperCols;
+  PartSums<M> sums(w.parts, supers);
+  SuperScales<HALVES> scales{reinterpret_cast<uint8_t*>(panel.scales)};
+  for (int64_t s = 0; s < supers; s++, scales.at += SuperScales<HALVES>::kBytes, sums.next()) {
+    const uint8_t* slabs = panel.slabs + s * kSuperCols * kBlockRows;
+    add_both_parts<BITS, HALVES, M>(slabs, scales, x, any_fine, offsets, row, s, {}, sums.now());
+  }
+  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+}
+
+template <int BITS, int HALVES>
+using AddParts = void (*)(const uint8_t*, SuperScales<HALVES>, const QuantizedRows&, const uint8_t*,
+                          SuperOffsets, int64_t, int64_t, Ahead, Ops::Float*);
+template <int BITS, int HALVES, int M>
+constexpr AddParts<BITS, HALVES> add_parts() {
+  if constexpr (M <= Ops::kMaxRows) return add_both_parts<BITS, HALVES, M>;
+  return nullptr;
+}
+template <int BITS, int HALVES>
+constexpr AddParts<BITS, HALVES> kAddParts[] = {nullptr,
+                                                add_parts<BITS, HALVES, 1>(),
+                                                add_parts<BITS, HALVES, 2>(),
+                                                add_parts<BITS, HALVES, 3>(),
+                                                add_parts<BITS, HALVES, 4>(),
+                                                add_parts<BITS, HALVES, 5>(),
+                                                add_parts<BITS, HALVES, 6>(),
+                                                add_parts<BITS, HALVES, 7>(),
+                                                add_parts<BITS, HALVES, 8>()};
+
+// One block for a few tiles of rows, each super-block decoded once for them: up to kFewRows rows.
+inline constexpr int64_t kFewRows = 32;
+template <Coding C>
+void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
+                         int64_t first, int64_t rows, int64_t block, float* out, int64_t stride) {
+  constexpr int kHalves = SuperTraits<C>::kHalves, kRows = Ops::kMaxRows;
+  alignas(64) uint8_t slabs[kSuperCols * kBlockRows];
+  alignas(64) uint8_t memory[SuperScales<kHalves>::kBytes];
+  const int64_t supers = w.cols / kSuperCols, flags = w.cols / kUnitCols;
+  const int64_t tiles = (rows + kRows - 1) / kRows;
+  Ops::Float parts[kFewRows / kRows][kMostParts][kRows];
+  for (int64_t t = 0; t < tiles; t++) {
+    for (int i = 0; i < w.parts; i++) {
+      for (auto& sum : parts[t][i]) sum = Ops::zero_float();
+    }
+  }
+  const auto size_of = [&](int64_t t) {
+    return rows - t * kRows < kRows ? rows - t * kRows : kRows;
+  };
+  const uint8_t* p = w.block(block);
+  for (int64_t s = 0; s < supers; s++) {
+    p = decode_super<C>(p, slabs, {memory});
+    Ahead ahead{p, C.bits + 1};
+    const int64_t part = s * w.parts / supers;
+    for (int64_t t = 0; t < tiles; t++, ahead = {}) {
+      const uint8_t* fine = any_fine + t * flags;
+      const int64_t row = first + t * kRows;
+      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](slabs, {memory}, x, fine, super_offsets<C>(),
+                                                       row, s, ahead, parts[t][part]);
+    }
+  }
+  for (int64_t t = 0; t < tiles; t++) {
+    for (int m = 0; m < size_of(t); m++) {
+      const auto of = [&](int i) { return parts[t][i][m]; };
+      finish(w, block, joined(w.parts, of), out + (first + t * kRows + m) * stride);
+    }
+  }
+}
+
+}  // namespace exo::EXO_ISA
