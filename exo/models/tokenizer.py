@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.models.description import read_config, text_config
 from exo.models.markup.markup import Markup, markup_of
+from exo.models.panics import panics_are_errors
 
 if TYPE_CHECKING:
     import tokenizers
@@ -248,8 +249,9 @@ def _backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     if not file.is_file():
         return _converted(path)
     try:
-        # Not by its path, which may not be UTF-8.
-        found = tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
+        with panics_are_errors():
+            # Not by its path, which may not be UTF-8.
+            found = tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
     except Exception as error:  # the library raises nothing more special
         raise ModelUnsupported(f"the tokenizer in {path} cannot be loaded: {error}") from error
     # Tokens that were added to the checkpoint later and only to its configuration.
