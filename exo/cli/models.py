@@ -52,7 +52,7 @@ def show_models(args: argparse.Namespace) -> int:
         known_size = taken or card.size_bytes
         size = f"{about}{known_size / 1e6:,.0f} MB{part}" if known_size else ""
         row = [card.model_id, card.name, size]
-        row += [_fits(known_size, free, card.expert_bytes)] if args.all else []
+        row += [_fits(known_size, free, card, store)] if args.all else []
         row += [_ago(used)]
         row += [", ".join(map(_share, nodes))] if elsewhere else []
         table.add_row(*row, where)
@@ -136,8 +136,10 @@ def _free(api_port: int) -> Free:
     return Free(said["here"], said["cluster"], said.get("mixtures", 0))  # of an older exo, too
 
 
-def _fits(size: int, free: Free, experts: int) -> str:
-    fits, missing = fit(size, free, experts)
+def _fits(size: int, free: Free, card: ModelCard, store: ModelStore) -> str:
+    fits, missing = fit(size, free)
+    if fits == "no":
+        fits, missing = fit(size, free, store.with_experts(card).expert_bytes)
     words = {
         "here": "here",
         "cluster": "the cluster",

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,9 +17,16 @@ from exo.download.progress import OnProgress, Progress
 from exo.download.sharing import Sharing
 from exo.download.source import LocalDirectory, ModelsFolders, ModelSource
 from exo.download.transfer import storage_error
-from exo.errors import DownloadFailed, InvalidRequest, ModelNotFound, SourceUnreachable
+from exo.errors import (
+    DownloadFailed,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnsupported,
+    SourceUnreachable,
+)
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 from exo.models.file_parts import Parts
+from exo.models.tensor_table import expert_bytes
 from exo.tasks import on_own_thread
 
 _LOOK_AGAIN_S = 0.5
@@ -102,6 +110,18 @@ class ModelStore:
         found = {card.repo: card for s in reversed(self._sources) for card in s.listed()}
         repos = {card.repo for card in known}
         return known + [card for repo, card in found.items() if repo not in repos]
+
+    def with_experts(self, card: ModelCard) -> ModelCard:
+        """The card with what the files here say of a mixture's experts, where it does not itself;
+        reads headers."""
+        if card.expert_bytes:
+            return card
+        is_file = card.path is not None and card.path.suffix == ".gguf"
+        path = card.path if is_file else self._find(card, {})
+        try:
+            return replace(card, expert_bytes=expert_bytes(path) if path else 0)
+        except ModelUnsupported:
+            return card  # who loads it is told why
 
     async def ensure(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 
 from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
-from exo.models.gguf.families.table import family_of_type
+from exo.models.gguf.families.table import family_of_config
 from exo.models.gguf.file import GGUFTensor, read_gguf
 from exo.models.gguf.names import TENSOR_SCALE, renamed
 from exo.models.weight_files import chosen_weights
@@ -25,13 +26,17 @@ _BYTES = (
 )
 
 
+_OF_EXPERTS = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     """`dtype` as safetensors or ggml name it; `offset` in bytes from the file's start.
 
     What GGUF stores otherwise is to be undone by who reads it: `adds_one`, each number is one more
     than the weight; `permuted_heads`, rows stand in the order for RoPE over neighbouring pairs, in
-    so many heads (0: they do not); `minus_exp`, each number is -exp(weight)."""
+    so many heads (0: they do not); `minus_exp`, each number is -exp(weight); `kv_heads`, rows are
+    all queries, keys and values, where each of so many KV heads should have its own together."""
 
     file: Path
     dtype: str

@@ -51,6 +51,10 @@ class CatalogRoutes:
         cards |= {name: ModelCard(name, name) for name in held if name not in cards}
         cards.pop(DUMMY.model_id, None)
         free = self._free()
+        for card in available:
+            if fit(card.size_bytes or self._size(held.get(card.model_id, {})), free)[0] == "no":
+                with_experts = await asyncio.to_thread(self._node.store.with_experts, card)
+                cards[card.model_id] = with_experts
         data = [self._entry(card, held.get(name, {}), free) for name, card in cards.items()]
         return web.json_response(
             {
@@ -72,9 +76,13 @@ class CatalogRoutes:
         here = own.memory_available_bytes if own else 0
         return Free(here + taken, total + taken, mixtures)
 
+    @staticmethod
+    def _size(holders: dict[str, HeldModel]) -> int:
+        """Bytes of a model that some node has whole; 0: none has."""
+        return max((model.size for model in holders.values() if model.whole), default=0)
+
     def _entry(self, card: ModelCard, holders: dict[str, HeldModel], free: Free) -> dict[str, Any]:
-        whole = [model.size for model in holders.values() if model.whole]
-        size = max(whole, default=card.size_bytes)
+        size = self._size(holders) or card.size_bytes
         fits, missing = fit(size, free, card.expert_bytes)
         return {
             "id": card.model_id,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zoo
+from gguf_files import write_gguf
 
 from exo.download import wheel as wheel_module
 from exo.download.hub import Hub
@@ -156,3 +157,18 @@ def test_folders_of_models_are_searched_and_only_read(name: str, tmp_path: Path)
 async def test_a_model_that_is_nowhere_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="hf download mlx-community/Qwen3-8B-4bit"):
         await store_in(tmp_path).ensure("qwen3-8b", lambda progress: None)
+
+
+def test_what_the_files_say_of_a_mixture_s_experts(tmp_path: Path) -> None:
+    """Which need not all be in memory: `exo models --all` says so of any mixture on the disk."""
+    for name, is_mixture in (("qwen3_moe", True), ("llama", False)):
+        zoo.write_checkpoint(name, tmp_path / name)
+        write_gguf(tmp_path / name, tmp_path / f"{name}.gguf")
+        store = store_in(tmp_path / "store")
+        for path in (tmp_path / name, tmp_path / f"{name}.gguf"):
+            experts = store.with_experts(resolve(str(path))).expert_bytes
+            whole = sum(file.stat().st_size for file in [*path.glob("*.safetensors"), path])
+            assert (0.2 * whole < experts < whole) if is_mixture else experts == 0
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF")
+    assert store.with_experts(resolve(str(damaged))).expert_bytes == 0
