@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from exo.inference.cpu import _native as native
-from exo.inference.cpu.layers.mixture import ExpertReader
+from exo.inference.cpu.layers.experts import ExpertReader
 
 
 class ColdExperts:

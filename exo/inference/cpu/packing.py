@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import methodcaller
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
-from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.families.family import Factor, Family
 from exo.inference.cpu.grids import FORMATS, load_grids
 from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
@@ -29,13 +29,19 @@ Parts = dict[str, Tensor]
 
 
 class Packer:
-    """`on_bytes` is told how many bytes of the files have been used up."""
+    """`factors` multiply the weights of modules, by how these end; `on_bytes` is told how many
+    bytes of the files have been used up."""
 
     def __init__(
-        self, checkpoint: CanonicalCheckpoint, quantization: Quantization, on_bytes: OnBytes
+        self,
+        checkpoint: CanonicalCheckpoint,
+        quantization: Quantization,
+        factors: Mapping[str, Factor],
+        on_bytes: OnBytes,
     ) -> None:
         self.checkpoint = checkpoint
         self._quantization = quantization
+        self._factors = factors
         self._on_bytes = on_bytes
 
     def matrix(self, module: str) -> native.Matrix:
@@ -102,6 +108,51 @@ class Packer:
         tensor = self.checkpoint.tensor(name)
         return lambda index: _pack(None, {"weight": tensor.at(index)})
 
+    def columns_of_stack(
+        self, name: str, parts: int, *, alternating: bool = False
+    ) -> list[Callable[[int], native.Matrix]]:
+        """A stack [count, columns, rows] of numbers whose layers are so many each, one beside the
+        other or, `alternating`, a row of each in turn: what packs one of each part."""
+        tensor = self.checkpoint.tensor(name)
+        width = tensor.shape[2]
+        own = width // parts
+
+        def packing(part: int) -> Callable[[int], native.Matrix]:
+            rows = range(part, width, parts) if alternating else range(part * own, (part + 1) * own)
+
+            def pack(index: int) -> native.Matrix:
+                packed = _columns(tensor.at(index), rows)
+                return self._biased(packed, name, index, rows)
+
+            return pack
+
+        return [packing(part) for part in range(parts)]
+
+    def blocks_of_stack(self, name: str, parts: int) -> list[Callable[[int], native.Matrix]]:
+        """The same of MXFP4 as gpt-oss was trained, alternating: blocks [count, rows, groups, 16],
+        the even column in the low half of a byte, and scales [count, rows, groups]."""
+        weight = self.checkpoint.tensor(f"{name}_blocks")
+        scales = self.checkpoint.tensor(f"{name}_scales")
+
+        def packing(part: int) -> Callable[[int], native.Matrix]:
+            rows = range(part, weight.shape[1], parts)
+
+            def pack(index: int) -> native.Matrix:
+                own = {"weight": weight.at(index), "scales": scales.at(index)}
+                packed = _pack(_MXFP4, _each(own, methodcaller("take", np.array(rows))))
+                return self._biased(packed, name, index, rows)
+
+            return pack
+
+        return [packing(part) for part in range(parts)]
+
+    def _biased(self, packed: native.Matrix, name: str, index: int, rows: range) -> native.Matrix:
+        """With what the rows add, of a stack [count, rows] beside the weights."""
+        if f"{name}_bias" in self.checkpoint:
+            bias = self.checkpoint.tensor(f"{name}_bias").at(index).floats()
+            packed.set_bias(bias[rows.start : rows.stop : rows.step].tolist())
+        return packed
+
     def numbers(self, module: str) -> npt.NDArray[np.float32]:
         """A whole linear layer as float32 [rows, columns], whatever it is stored as."""
         packed = self.matrix(module)
@@ -122,6 +173,9 @@ class Packer:
         weight is packed; None: it is not, or as a GGUF file says."""
         names = self.checkpoint.parts(module)
         parts = {name.rpartition(".")[2]: self.checkpoint.tensor(name) for name in names}
+        for ending, factor in self._factors.items():
+            if module.endswith(ending):
+                parts["weight"] = _multiplied(parts["weight"], factor)
         if self.checkpoint.is_packed(module):
             return self._unpacked(module, parts)
         if "scales" not in parts:
@@ -157,6 +211,35 @@ class Packer:
         """A tensor, or one part of so many, is not looked at again for now."""
         self.checkpoint.give_back(name, part, parts)
         self._on_bytes(self.checkpoint.nbytes(name) // parts)
+
+
+_MXFP4 = Packing("mxfp4", 4, 32)
+
+
+def _multiplied(weight: Tensor, factor: Factor) -> Tensor:
+    """Of the same type, rounded to nearest."""
+    of_rows = ((weight.shape[0], factor),) if isinstance(factor, float) else factor
+    counts, factors = zip(*of_rows, strict=True)
+    found = weight.floats() * np.repeat(np.array(factors, np.float32), counts)[:, None]
+    match weight.dtype:
+        case "BF16":
+            bits = found.view(np.uint32)
+            stored: npt.NDArray[Any] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        case "F16":
+            stored = found.astype(np.float16)
+        case _:
+            stored = found
+    return Tensor(weight.name, weight.dtype, weight.shape, stored.reshape(-1).view(np.uint8))
+
+
+def _columns(tensor: Tensor, rows: range) -> native.Matrix:
+    """Some columns of a tensor [columns, rows] as the rows of a layer."""
+    if tensor.dtype not in DTYPES:
+        raise ModelUnsupported(f"{tensor.name} of {tensor.dtype} stands column by column")
+    cols, width = tensor.shape
+    return native.pack_columns(
+        tensor.data, DTYPES[tensor.dtype], width, rows.start, rows.step, len(rows), cols
+    )
 
 
 def _pack(how: Packing | None, parts: Parts) -> native.Matrix:

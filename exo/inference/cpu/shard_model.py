@@ -20,7 +20,7 @@ from exo.inference.cpu.layers.layer import (
     tensors_of_layer,
     unread_tensors,
 )
-from exo.inference.cpu.packing import DTYPES, GGML, Packer, as_list, norm
+from exo.inference.cpu.packing import DTYPES, GGML, OnBytes, Packer, as_list, norm
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
 from exo.models.description import read_config, text_config
@@ -65,9 +65,11 @@ class CheckpointModel:
 
     def _lasting_packer(self) -> Packer:
         """For experts that are read later: files stay open, also when they have other names."""
-        return Packer(
-            self._canonical(Checkpoint(self.path)), self._quantization, lambda count: None
-        )
+        return self._packer(self._canonical(Checkpoint(self.path)), lambda count: None)
+
+    def _packer(self, checkpoint: CanonicalCheckpoint, on_bytes: OnBytes) -> Packer:
+        factors = self.architecture.raw_factors if checkpoint.is_raw else {}
+        return Packer(checkpoint, self._quantization, factors, on_bytes)
 
     def build(
         self,
@@ -96,7 +98,7 @@ class CheckpointModel:
                 done += count
                 on_progress(done, total)
 
-            packer = Packer(checkpoint, self._quantization, on_bytes)
+            packer = self._packer(checkpoint, on_bytes)
             lasting = self._lasting_packer() if cold else None
             missing = [index for index in range(start, end) if index not in self._layers]
             for position, index in enumerate(missing):
@@ -243,8 +245,6 @@ class CheckpointModel:
         for kv_heads, _ in arch.head_shapes:
             if arch.heads % kv_heads:
                 raise ModelUnsupported(f"{arch.heads} heads over {kv_heads} KV heads")
-        if arch.family.raw_is_unknown and checkpoint.is_raw:
-            raise ModelUnsupported("weights as they were trained, not as mlx-lm converts them")
         layers = range(arch.n_layers)
         known = set(
             self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))
@@ -266,6 +266,8 @@ class CheckpointModel:
                 is_known = dtype in DTYPES or dtype in INTEGERS
                 if part == "weight":
                     self._quantizer.check(module, checkpoint.shapes(module))
+            elif part.endswith(("_blocks", "_scales")):
+                is_known = dtype == "U8"
             elif part == "scales":
                 words = checkpoint.shape(f"{module}.weight")[-1]
                 own, groups = checkpoint.own_module(module), checkpoint.shape(name)[-1]

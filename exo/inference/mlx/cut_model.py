@@ -29,6 +29,7 @@ from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.absent import Weights, classes_given, depend_on_absent, without
 from exo.inference.mlx.boundary import Boundary
+from exo.inference.mlx.corrections import correct
 from exo.inference.mlx.gguf_weights import GGUFWeights
 from exo.inference.mlx.host_linear import is_on_host
 from exo.inference.mlx.repacked import Repacked
@@ -177,6 +178,7 @@ class CutModel:
             raise ModelUnsupported(
                 f"mlx-lm cannot build the model in {self._path}: {type(error).__name__}: {error}"
             ) from error
+        correct(model, config)
         if self._gguf is not None:
             self._gguf.check(model)
         if self._repacked is not None:

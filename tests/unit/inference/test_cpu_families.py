@@ -269,20 +269,28 @@ async def test_experts_in_mxfp4_beside_affine_weights(folder_of, tmp_path: Path)
     assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "gpt_neox"),
+        *("llama4", "qwen3_vl_moe", "gpt_oss"),
+    ],
+)
 async def test_a_checkpoint_as_it_was_trained_is_the_same_as_mlx_lms(
     family: str,
     folder_of,
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     """What mlx-lm's `sanitize` does to the files on the hub, undone: axes of convolutions, norms
-    less one, experts one by one or gate over up, and the tensors of other senses."""
+    less one, experts one by one, gate over up or beside it, and the tensors of other senses."""
     converted = folder_of((family, {}))
     weights: dict[str, mx.array] = mx.load(str(converted / "model.safetensors"))  # type: ignore[assignment]
     mx.save_safetensors(str(tmp_path / "model.safetensors"), _as_trained(weights, family))
     shutil.copy(converted / "config.json", tmp_path)
     CheckpointModel(tmp_path)  # not left to MLX
-    if family != "lfm2":  # a convolution of as many channels as taps cannot be told from its twin
+    # A convolution of as many channels as taps cannot be told from its twin, and mlx-lm reads
+    # gpt-oss in MXFP4 alone.
+    if family not in ("lfm2", "gpt_oss"):
         assert np.allclose(
             await logits(MLXEngine(), tmp_path), await logits(MLXEngine(), converted), atol=1e-4
         )
@@ -293,6 +301,16 @@ async def test_a_checkpoint_as_it_was_trained_is_the_same_as_mlx_lms(
 def _as_trained(weights: dict[str, mx.array], family: str) -> dict[str, mx.array]:
     if family == "gpt_neox":
         return _as_gpt_neox(weights)
+    if family in ("llama4", "qwen3_vl_moe", "gpt_oss"):
+        beside = _beside(weights, alternating=family == "gpt_oss")
+        if family != "qwen3_vl_moe":
+            return beside
+        return {
+            name.replace("language_model.model", "model.language_model").removeprefix(
+                "language_model."
+            ): value
+            for name, value in beside.items()
+        }
     found: dict[str, mx.array] = {}
     for name, value in weights.items():
         if "conv.weight" in name or "conv1d.weight" in name:
@@ -319,6 +337,30 @@ def _as_trained(weights: dict[str, mx.array], family: str) -> dict[str, mx.array
         found["mtp.fc.weight"] = mx.zeros((8, 8))
     if family.startswith("qwen3_5"):
         found["model.visual.patch_embed.proj.weight"] = mx.zeros((8, 8))
+    return found
+
+
+def _beside(weights: dict[str, mx.array], alternating: bool) -> dict[str, mx.array]:
+    """Experts' gates and ups in one tensor with rows last, all of one before the other's or a row
+    of each in turn."""
+    found: dict[str, mx.array] = {}
+    for name, value in weights.items():
+        block, _, part = name.replace("switch_mlp", "experts").partition(".experts.")
+        if not part:
+            found[name] = value
+            continue
+        if part.startswith("up_proj"):
+            continue
+        ending = "" if part.endswith("weight") else "_bias"
+        if part.startswith("gate_proj"):
+            both = [value, weights[name.replace("gate_proj", "up_proj")]]
+            if alternating:
+                value = mx.stack(both, axis=2).reshape(value.shape[0], -1, *value.shape[2:])
+            else:
+                value = mx.concatenate(both, axis=1)
+        kept = "down_proj" if part.startswith("down_proj") else "gate_up_proj"
+        turned = value if ending else value.swapaxes(1, 2)
+        found[f"{block}.experts.{kept}{ending}"] = mx.contiguous(turned)
     return found
 
 
@@ -351,16 +393,68 @@ async def test_a_configuration_that_lies_about_heads_is_an_error_not_a_wild_writ
             await logits(CPUEngine(2), folder)
 
 
-def test_a_tensor_of_another_familys_name_and_other_axes_is_not_read(
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+async def test_falcon_h1_as_it_was_trained(
+    dtype: mx.Dtype,
     folder_of,
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
-    """Qwen3-VL's mixture, as it was trained, has [experts, hidden, gates and ups]."""
-    converted = folder_of(("qwen3_vl_moe", {}))
+    """Its multipliers stand in the configuration, not in the weights. What mlx-lm makes of them
+    lacks the keys' (exo/inference/mlx/corrections.py)."""
+    more = {
+        "key_multiplier": 0.125,
+        "attention_out_multiplier": 0.75,
+        "ssm_in_multiplier": 1.5,
+        "ssm_out_multiplier": 0.25,
+        "ssm_multipliers": [0.5, 1.25, 0.75, 2.0, 1.5],
+        "mlp_multipliers": [0.5, 2.0],
+        "tie_word_embeddings": False,
+    }
+    converted = folder_of(("falcon_h1", more))
     weights: dict[str, mx.array] = mx.load(str(converted / "model.safetensors"))  # type: ignore[assignment]
-    joined = _as_trained(weights, "qwen3_5_moe")
-    turned = {n: v.swapaxes(1, 2) if ".experts." in n else v for n, v in joined.items()}
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), turned)
+    raw = {
+        name: (value.moveaxis(1, 2) if "conv1d.weight" in name else value).astype(dtype)
+        for name, value in weights.items()
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), raw)
+    shutil.copy(converted / "config.json", tmp_path)
+    CheckpointModel(tmp_path)  # not left to MLX
+    expected = await logits(MLXEngine(), tmp_path)
+    precise = await logits(CPUEngine(2, precise=True), tmp_path)
+    few = 1e-4 if dtype == mx.float32 else 2e-2  # of which each rounds products in its own way
+    assert np.abs(precise - expected).max() <= few * np.abs(expected).max()
+    without = json.loads((converted / "config.json").read_text()) | {"key_multiplier": 1.0}
+    (tmp_path / "config.json").write_text(json.dumps(without))
+    assert not np.allclose(await logits(CPUEngine(2, precise=True), tmp_path), precise, atol=1e-2)
+
+
+async def test_gpt_oss_as_its_makers_packed_it(folder_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Experts in MXFP4, 16 bytes for each 32 columns, a row of a gate and one of an up in turn."""
+    converted = folder_of(("gpt_oss", {}))
+    weights: dict[str, mx.array] = mx.load(str(converted / "model.safetensors"))  # type: ignore[assignment]
+    found: dict[str, mx.array] = {}
+    for name, value in _beside(weights, alternating=True).items():
+        if name.endswith(("gate_up_proj", "down_proj")) and ".experts." in name:
+            packed, scales = mx.quantize(mx.contiguous(value.swapaxes(1, 2)), mode="mxfp4")
+            found[f"{name}_blocks"] = packed.view(mx.uint8).reshape(*scales.shape, 16)
+            found[f"{name}_scales"] = scales
+        else:
+            found[name] = value.astype(mx.bfloat16)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), found)
+    config = json.loads((converted / "config.json").read_text())
+    how = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
+    CheckpointModel(tmp_path)  # not left to MLX
+    expected = await logits(MLXEngine(), tmp_path)
+    precise = await logits(CPUEngine(2, precise=True), tmp_path)
+    assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
+
+
+def test_a_tensor_of_another_familys_name_is_not_read(folder_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    converted = folder_of(("qwen3_moe", {}))
+    weights: dict[str, mx.array] = mx.load(str(converted / "model.safetensors"))  # type: ignore[assignment]
+    beside = _beside(weights, alternating=False)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), beside)
     shutil.copy(converted / "config.json", tmp_path)
     with pytest.raises(ModelUnsupported, match="switch_mlp"):
         CheckpointModel(tmp_path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from exo.errors import ModelUnsupported
-from exo.inference.cpu.families.family import Experts, Family, Growth, Mixer
+from exo.inference.cpu.families.family import Experts, Factor, Family, Growth, Mixer
 from exo.inference.cpu.families.positions import Config, head_dim
 from exo.inference.cpu.families.rope import RopeTable
 from exo.inference.cpu.families.table import FAMILIES
@@ -79,6 +80,7 @@ class Architecture:
     kv_heads: int
     head_dim: int
     tied: bool | None
+    raw_factors: Mapping[str, Factor]
     head_norms: bool
     norm_eps: float
     ropes: tuple[RopeTable | None, ...]
@@ -175,6 +177,7 @@ def _read(config: Config, family: Family) -> Architecture:
         kv_heads=kv_heads,
         head_dim=width,
         tied=tied,
+        raw_factors=family.raw_factors(config),
         head_norms=family.head_norms and bool(config.get("use_qk_norm", True)),
         norm_eps=float(config["rms_norm_eps"]),
         ropes=tuple(family.rope(own, i) for i in range(n_layers)),

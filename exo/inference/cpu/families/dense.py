@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.family import Family, Growth
 from exo.inference.cpu.families.positions import (
     Config,
@@ -145,6 +146,39 @@ _GPT_NEOX_NAMES = {
     "dense_4h_to_h": "down_proj",
 }
 
+
+def _falcon_config(config: Config) -> Config:
+    """As transformers' modeling_falcon.py reads it; mlx-lm has no class of it.
+
+    Raises:
+        ModelUnsupported: positions that are not turned, as in falcon-rw.
+    """
+    if config.get("alibi"):
+        raise ModelUnsupported("a Falcon with ALiBi: exo runs those with rotary positions")
+    is_new = bool(config.get("new_decoder_architecture"))
+    has_own_keys = is_new or not config.get("multi_query", True)
+    heads = config["num_attention_heads"]
+    return {
+        "rope_theta": 10000.0,
+        **config,
+        "num_key_value_heads": (config.get("num_kv_heads") or heads) if has_own_keys else 1,
+        "rms_norm_eps": config.get("layer_norm_epsilon", 1e-5),
+    }
+
+
+_FALCON_NAMES = {
+    "transformer": "model",
+    "model.h": "model.layers",
+    "word_embeddings": "embed_tokens",
+    "ln_f": "norm",
+    "ln_attn": "input_layernorm",
+    "ln_mlp": "post_attention_layernorm",
+    "self_attention.query_key_value": "self_attn.qkv_proj",
+    "self_attention.dense": "self_attn.o_proj",
+    "dense_h_to_4h": "up_proj",
+    "dense_4h_to_h": "down_proj",
+}
+
 _LLAMA = Family(window=typed_window)
 _COHERE = Family(
     tied_by_config=False,
@@ -214,12 +248,25 @@ DENSE: Mapping[str, Family] = {
         layer_norm=True,
         activation="GELU_TANH",
         gated=False,
-        fused_attention="by_head",
+        fused_attention="by_kv_head",
         explicit_head_dim=False,
         parallel=lambda config: bool(config.get("use_parallel_residual", True)),
         rope=partial_rope,
         config=_gpt_neox_config,
         renames=_GPT_NEOX_NAMES,
+    ),
+    "falcon": Family(
+        layer_norm=True,
+        activation="GELU",
+        gated=False,
+        fused_attention="by_kv_head",
+        explicit_head_dim=False,
+        parallel=lambda config: bool(
+            config.get("new_decoder_architecture") or config.get("parallel_attn", True)
+        ),
+        rope=plain_rope,
+        config=_falcon_config,
+        renames=_FALCON_NAMES,
     ),
     "smollm3": Family(rope=smollm3_rope, window=typed_window),
     "phi3": Family(

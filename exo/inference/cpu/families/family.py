@@ -28,6 +28,10 @@ _LLAMA_NORMS = {
 }
 
 
+Factor = float | tuple[tuple[int, float], ...]
+"""Of a linear layer's weights, or of so many of its rows each, one after the other."""
+
+
 @dataclass(frozen=True)
 class Growth:
     """Llama 4's: a query at `position` is multiplied by 1 + rate * log(1 + (position + ahead) //
@@ -47,9 +51,10 @@ class Experts:
     what scales it, `bias` what is added to the scores where experts are chosen. `routing` is the
     native Routing's, `normalized` where the config wants a sum of 1; `scale` multiplies the
     weights. `joined`: a checkpoint may have all experts' gates over their ups in one tensor, as
-    `experts.gate_up_proj`. Without `gated` there are no gates; with `weighs_inputs` what experts
-    read is weighed, not what they give. `groups`: how many there are to choose from, how many are,
-    by how many experts."""
+    `experts.gate_up_proj`, or, with the axes the other way round, beside them; `alternating`: a
+    gate's number, then an up's. Without `gated` there are no gates; with `weighs_inputs` what
+    experts read is weighed, not what they give. `groups`: how many there are to choose from, how
+    many are, by how many experts."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"
@@ -62,7 +67,8 @@ class Experts:
     shared: str = ""
     shared_gate: str = ""
     bias: str = ""
-    joined: bool = False
+    joined: Literal["", "over", "beside"] = ""
+    alternating: bool = False
     gated: bool = True
     weighs_inputs: bool = False
     scale: Callable[[Config], float] = lambda config: 1.0
@@ -119,10 +125,10 @@ class Family:
 
     `config` gives a configuration a llama's keys, `renames` the tensors a llama's names: parts of
     dotted paths and what to read instead. `raw_norm_offset` is added to norms in checkpoints as
-    they were before mlx-lm converted them; where `raw_is_unknown` these are left to MLX. Where a
-    config has `use_qk_norm`, it decides over `head_norms`.
+    they were before mlx-lm converted them, and weights there are multiplied by `raw_factors`.
+    Where a config has `use_qk_norm`, it decides over `head_norms`.
 
-    `fused_attention`: one matrix has queries, then keys, then values, or these of each head.
+    `fused_attention`: one matrix has queries, then keys, then values, or of each KV head these.
 
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
     one of two matrices. In `parallel` layers it reads what the attention does, through the
@@ -143,11 +149,11 @@ class Family:
     norms: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NORMS)
     norm_offset: float = 0.0
     raw_norm_offset: float = 0.0
-    raw_is_unknown: bool = False
+    raw_factors: Callable[[Config], Mapping[str, Factor]] = lambda config: {}
     layer_norm: bool = False
     head_norms: bool = False
     norm_after_rope: bool = False
-    fused_attention: Literal["", "stacked", "by_head"] = ""
+    fused_attention: Literal["", "stacked", "by_kv_head"] = ""
     sinks: bool = False
     gated_attention: bool = False
     latent: bool = False

@@ -89,7 +89,7 @@ _EXPERTS = Experts(
     normalized="TOP_THEN_SOFTMAX",
     top="top_k_experts",
     shared="beside",
-    joined=True,
+    joined="over",
 )
 
 GEMMA4 = Family(

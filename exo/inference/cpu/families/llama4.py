@@ -60,6 +60,7 @@ LLAMA4 = Family(
         _has_experts,
         router="router",
         stacked="experts",
+        joined="beside",
         routing="TOP_THEN_SIGMOID",
         normalizes=lambda config: False,
         count="num_local_experts",

@@ -38,8 +38,10 @@ _MIXTRAL_EXPERTS = Experts(
     normalized="TOP_THEN_SOFTMAX",
     count="num_local_experts",
 )
-GRANITE_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", joined=True)
-_GPT_OSS_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", stacked="experts")
+GRANITE_EXPERTS = replace(_MIXTRAL_EXPERTS, router="router", joined="over")
+_GPT_OSS_EXPERTS = replace(
+    _MIXTRAL_EXPERTS, router="router", stacked="experts", joined="beside", alternating=True
+)
 _MIXTRAL_NAMES = {
     "block_sparse_moe": "mlp",
     "w1": "gate_proj",
@@ -138,7 +140,7 @@ MIXTURES: Mapping[str, Family] = {
     "kimi_k2": _DEEPSEEK_V3,
     "glm4_moe_lite": replace(_DEEPSEEK_V3, latent_eps=0.0),
     "qwen3_moe": _QWEN3_MOE,
-    "qwen3_vl_moe": _QWEN3_MOE,
+    "qwen3_vl_moe": replace(_QWEN3_MOE, experts=replace(_QWEN3_EXPERTS, joined="beside")),
     "mixtral": Family(
         tied=False,
         rope=mixtral_rope,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from exo.inference.cpu.families.dense import granite_scales
-from exo.inference.cpu.families.family import Experts, Family, Mixer
+from exo.inference.cpu.families.family import Experts, Factor, Family, Mixer
 from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
@@ -22,7 +22,7 @@ def _after_dense_layers(config: Config, layer: int) -> bool:
 
 
 _QWEN3_NEXT_EXPERTS = Experts(
-    sparse_steps, shared="shared_expert", shared_gate="shared_expert_gate", joined=True
+    sparse_steps, shared="shared_expert", shared_gate="shared_expert_gate", joined="over"
 )
 _LFM2_EXPERTS = Experts(
     _after_dense_layers,
@@ -174,15 +174,43 @@ _NEMOTRON_H = Family(
 
 
 def _falcon_h1_config(config: Config) -> Config:
-    """Checkpoints as mlx-lm or llama.cpp converted them, with their multipliers in the weights."""
     groups = config["mamba_n_groups"] if config.get("mamba_rms_norm") else 0
     return {**config, "mamba_norm_groups": groups, "time_step_limit": (0.0, 1e30)}
 
 
 def _falcon_h1_scales(config: Config) -> dict[str, float]:
-    if not config.get("tie_word_embeddings", True):
-        return {}
-    return {"logits_scale": config["lm_head_multiplier"] / config["embedding_multiplier"]}
+    """mlx-lm puts all multipliers into the weights but the keys', see
+    exo/inference/mlx/corrections.py."""
+    found = {"attention_scale": config["head_dim"] ** -0.5 * config.get("key_multiplier", 1.0)}
+    if config.get("tie_word_embeddings", True):
+        found["logits_scale"] = config["lm_head_multiplier"] / config["embedding_multiplier"]
+    return found
+
+
+def _falcon_h1_factors(config: Config) -> dict[str, Factor]:
+    """As in transformers' modeling_falcon_h1.py, where activations are multiplied."""
+
+    def factor(key: str) -> float:
+        return float(config.get(f"{key}_multiplier") or 1.0)
+
+    gate, down = config.get("mlp_multipliers") or (1.0, 1.0)
+    width = int(config["mamba_d_ssm"])
+    states = int(config["mamba_n_groups"]) * int(config["mamba_d_state"])
+    rows = (width, width, states, states, int(config["mamba_n_heads"]))
+    of_rows = config.get("ssm_multipliers") or [1.0] * len(rows)
+    entering = [factor("ssm_in") * float(of_part) for of_part in of_rows]
+    return {
+        "model.embed_tokens": factor("embedding"),
+        "lm_head": factor("lm_head"),
+        **dict.fromkeys(
+            (f"self_attn.{part}_proj" for part in ("q", "k", "v")), factor("attention_in")
+        ),
+        "self_attn.o_proj": factor("attention_out"),
+        "mlp.gate_proj": float(gate),
+        "mlp.down_proj": float(down),
+        "mamba.in_proj": tuple(zip(rows, entering, strict=True)),
+        "mamba.out_proj": factor("ssm_out"),
+    }
 
 
 _FALCON_H1 = Family(
@@ -190,7 +218,7 @@ _FALCON_H1 = Family(
     mixer=lambda config, layer: "attention+state_space",
     config=_falcon_h1_config,
     scales=_falcon_h1_scales,
-    raw_is_unknown=True,
+    raw_factors=_falcon_h1_factors,
     renames={"feed_forward": "mlp", "final_layernorm": "norm"},
 )
 

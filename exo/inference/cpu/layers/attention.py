@@ -52,9 +52,11 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
     if family.fused_attention == "stacked":
         kv = arch.kv_heads * arch.head_dim
         layer.q, layer.k, layer.v = packer.split(f"{prefix}.qkv_proj", [q, kv, kv])
-    elif family.fused_attention == "by_head":
-        heads = np.arange(3 * q).reshape(arch.heads, 3, arch.head_dim)
-        rows = [heads[:, part].reshape(-1) for part in range(3)]
+    elif family.fused_attention == "by_kv_head":
+        own = arch.heads // arch.kv_heads + 2
+        every = np.arange(arch.kv_heads * own * arch.head_dim)
+        groups = every.reshape(arch.kv_heads, own, arch.head_dim)
+        rows = [part.reshape(-1) for part in (groups[:, :-2], groups[:, -2], groups[:, -1])]
         layer.q, layer.k, layer.v = packer.pick(f"{prefix}.qkv_proj", rows)
     else:
         if family.gated_attention:  # of each head its query, then its gate

@@ -9,8 +9,17 @@ import numpy as np
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
-from exo.inference.cpu.layers import alt_up, attention, latent, mixture, mlp, recurrent, token_input
-from exo.inference.cpu.layers.mixture import ExpertReader
+from exo.inference.cpu.layers import (
+    alt_up,
+    attention,
+    experts,
+    latent,
+    mixture,
+    mlp,
+    recurrent,
+    token_input,
+)
+from exo.inference.cpu.layers.experts import ExpertReader
 from exo.inference.cpu.packing import Packer, as_list, norm
 
 
@@ -56,7 +65,7 @@ def expert_tensors_of_layer(
 ) -> Iterator[str]:
     """Of a mixture what the experts read that only some tokens go through."""
     if index in arch.expert_layers:
-        yield from mixture.expert_tensors(arch, checkpoint, _mlp_prefix(arch, index))
+        yield from experts.tensors(arch, checkpoint, _mlp_prefix(arch, index))
 
 
 def _mlp_prefix(arch: Architecture, index: int) -> str:

@@ -41,9 +41,21 @@ MatrixPtr pack_affine_bytes(const Bytes& values, const Bytes& scales, const Byte
 
 MatrixPtr pack_dense_bytes(const Bytes& values, DType dtype, int64_t rows, int64_t cols) {
   need(static_cast<int64_t>(values.size()), rows * cols * size_of(dtype), "values");
-  const uint8_t* data = values.data();
+  const DenseSource source{values.data(), dtype, cols, 1};
   nb::gil_scoped_release released;
-  return pack_dense(data, dtype, rows, cols);
+  return pack_dense(source, rows, cols);
+}
+
+// Rows are columns of `values` [cols, width]: the one at `first`, and each `step` ones after it.
+MatrixPtr pack_columns_bytes(const Bytes& values, DType dtype, int64_t width, int64_t first,
+                             int64_t step, int64_t rows, int64_t cols) {
+  need(static_cast<int64_t>(values.size()), width * cols * size_of(dtype), "values");
+  if (first < 0 || step < 1 || rows < 1 || first + (rows - 1) * step >= width) {
+    throw std::invalid_argument("columns that are not there");
+  }
+  const DenseSource source{values.data() + first * size_of(dtype), dtype, step, width};
+  nb::gil_scoped_release released;
+  return pack_dense(source, rows, cols);
 }
 
 MatrixPtr pack_float8_bytes(const Bytes& values, const Floats& scales, int64_t rows, int64_t cols,
@@ -203,7 +215,8 @@ NB_MODULE(_native, m) {
         nb::arg("table") = Table::kNone);
   m.def("pack_dense", &pack_dense_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("rows"),
         nb::arg("cols"));
-
+  m.def("pack_columns", &pack_columns_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("width"),
+        nb::arg("first"), nb::arg("step"), nb::arg("rows"), nb::arg("cols"));
   m.def("pack_float8", &pack_float8_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("rows"),
         nb::arg("cols"), nb::arg("group"));
   m.def("pack_float4", &pack_float4_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("scale"),

@@ -113,7 +113,7 @@ void check_linear(const MatrixPtr& w, const std::string& what) {
 
 MatrixPtr random_dense(int64_t rows, int64_t cols) {
   const auto values = random_floats(static_cast<size_t>(rows * cols), 0.1f);
-  return pack_dense(as_bytes(values), DType::kFloat32, rows, cols);
+  return pack_dense({as_bytes(values), DType::kFloat32, cols, 1}, rows, cols);
 }
 
 // The last group is shorter.

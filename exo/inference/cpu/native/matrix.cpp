@@ -69,14 +69,14 @@ void pack_affine_block(const Matrix& m, const AffineSource& source, int64_t inde
 }
 
 template <typename T>
-void pack_dense_block(const Matrix& m, const uint8_t* values, int64_t index) {
+void pack_dense_block(const Matrix& m, const DenseSource& source, int64_t index) {
   T* block = reinterpret_cast<T*>(m.data.data() + index * m.block_bytes());
   const int64_t count = std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows);
-  for (int64_t r = 0; r < count; r++) {
-    const uint8_t* row =
-        values + (index * kBlockRows + r) * m.cols * static_cast<int64_t>(sizeof(T));
-    for (int64_t c = 0; c < m.cols; c++) {
-      std::memcpy(block + c * kBlockRows + r, row + c * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  const int64_t size = sizeof(T), row_bytes = source.row_step * size;
+  const uint8_t* column = source.values + index * kBlockRows * row_bytes;
+  for (int64_t c = 0; c < m.cols; c++, column += source.column_step * size) {
+    for (int64_t r = 0; r < count; r++) {
+      std::memcpy(block + c * kBlockRows + r, column + r * row_bytes, sizeof(T));
     }
   }
 }
@@ -259,15 +259,16 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
   return m;
 }
 
-std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols) {
+std::shared_ptr<Matrix> pack_dense(const DenseSource& source, int64_t rows, int64_t cols) {
+  const DType dtype = source.dtype;
   check_shape(rows > 0 && cols > 0 && size_of(dtype) > 1 && dtype != DType::kFloat4,
               "cannot pack these weights", rows, cols, 0, 0);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->dtype = dtype;
   m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
-    dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, values, i)
-                             : pack_dense_block<uint16_t>(*m, values, i);
+    dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, source, i)
+                             : pack_dense_block<uint16_t>(*m, source, i);
   });
   return m;
 }
@@ -303,7 +304,7 @@ std::shared_ptr<Matrix> pack_float8(const uint8_t* values, const float* scales, 
   m->rows = rows, m->cols = cols, m->dtype = DType::kFloat8, m->group = group;
   m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
-    pack_dense_block<uint8_t>(*m, values, i);
+    pack_dense_block<uint8_t>(*m, {values, DType::kFloat8, cols, 1}, i);
     float* block =
         reinterpret_cast<float*>(m->data.data() + i * m->block_bytes() + cols * kBlockRows);
     for (int64_t r = 0; r < std::min<int64_t>(kBlockRows, rows - i * kBlockRows); r++) {

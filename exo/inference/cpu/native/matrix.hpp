@@ -308,7 +308,15 @@ struct AffineSource {
 // All use all threads of the pool. Throw std::invalid_argument for a shape that cannot be packed.
 std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, int64_t cols,
                                     Coding coding, int group);
-std::shared_ptr<Matrix> pack_dense(const uint8_t* values, DType dtype, int64_t rows, int64_t cols);
+
+// Element (row, column) is values[row * row_step + column * column_step].
+struct DenseSource {
+  const uint8_t* values;
+  DType dtype;
+  int64_t row_step, column_step;
+};
+
+std::shared_ptr<Matrix> pack_dense(const DenseSource& source, int64_t rows, int64_t cols);
 
 // `values` is [rows, cols / 2], the even column in the low half of a byte; `scales` [rows, cols /
 // 16].

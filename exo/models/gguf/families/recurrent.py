@@ -118,6 +118,7 @@ def _falcon_h1(metadata: Metadata, config: Config) -> Config:
         "mamba_conv_bias": metadata.has_tensor(".ssm_conv1d.bias"),
         "mamba_rms_norm": metadata.has_tensor(".ssm_norm."),
         "projectors_bias": metadata.has_tensor(".ssm_out.bias"),
+        "key_multiplier": 1.0,
         "lm_head_multiplier": 1.0,
         "embedding_multiplier": 1.0,
     }
