@@ -40,6 +40,8 @@ ARCHITECTURES = {
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
     "glm4_moe_lite": "deepseek2",
+    "deepseek_v2": "deepseek2",
+    "gpt_neox": "gptneox",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "ministral3": "mistral3",
@@ -83,6 +85,7 @@ _LAYER_NORM_EPS = {
     "nemotron": "norm_eps",
     "starcoder2": "norm_epsilon",
     "nemotron_h": "layer_norm_epsilon",
+    "gpt_neox": "layer_norm_eps",
 }
 
 Quantize = Callable[[str, npt.NDArray[np.float32]], str]
@@ -117,6 +120,13 @@ def _own_name(name: str, names: Any) -> str:
         r"model\.layers\.(\d+)\..*(?:switch_mlp|switch_glu|(?<!_)experts)\.(\w+)_proj", module
     ):
         return f"blk.{experts[1]}.ffn_{experts[2]}_exps.{kind}"
+    if name.startswith(
+        ("model.h.", "model.embed_in.", "model.embed_out.", "model.final_layer_norm.")
+    ):  # GPT-NeoX
+        module = module.replace("model.h.", "gpt_neox.layers.").replace(
+            "model.embed_out", "embed_out"
+        )
+        return f"{names.get_name(module.replace('model.', 'gpt_neox.'))}.{kind}"
     if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
         return f"blk.{sinks[1]}.attn_sinks.weight"
     if shared := re.fullmatch(
@@ -165,6 +175,9 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
         numbers = numbers[:, None]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         numbers = numbers.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
+    if "query_key_value" in name:
+        by_head = numbers.reshape(config["num_attention_heads"], 3, -1)
+        return by_head.swapaxes(0, 1).reshape(numbers.shape)
     if "linear_attn" not in name or name.endswith("linear_attn.norm.weight"):
         return numbers
     heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
@@ -187,7 +200,7 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": config.get("block_ff_dim", config.get("intermediate_size", 0)),
         "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads"),
         "attention.key_length": config.get("head_dim", config["hidden_size"] // heads),
         "attention.layer_norm_rms_epsilon": config.get(
             "rms_norm_eps", config.get("norm_eps", 1e-6)
@@ -235,8 +248,8 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
             "expert_count": config["n_routed_experts"],
             "expert_shared_count": config["n_shared_experts"],
             "expert_weights_scale": config["routed_scaling_factor"],
-            "expert_weights_norm": True,
-            "expert_gating_func": 2,
+            "expert_weights_norm": config["model_type"] != "deepseek_v2",
+            "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
             "leading_dense_block_count": config["first_k_dense_replace"],
         }
     if "conv_L_cache" in config:
@@ -330,6 +343,29 @@ def _olmo3(config: dict[str, Any]) -> dict[str, Any]:
     return {"attention.sliding_window_pattern": pattern}
 
 
+def _deepseek_v2(config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_scaling"]
+    return {
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+    }
+
+
+def _gpt_neox(config: dict[str, Any]) -> dict[str, Any]:
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "rope.dimension_count": int(config["rotary_pct"] * head_dim),
+        "rope.freq_base": float(config["rotary_emb_base"]),
+        "use_parallel_residual": config.get("use_parallel_residual", True),
+        "attention.head_count_kv": None,
+        "feed_forward_length": 4 * config["hidden_size"],
+    }
+
+
 def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
     """See Gemma4Model of llama.cpp's conversion/gemma.py."""
     slides = [kind == "sliding_attention" for kind in config["layer_types"]]
@@ -385,6 +421,8 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "gemma3n": _gemma3n,
     "gemma4_text": _gemma4,
+    "deepseek_v2": _deepseek_v2,
+    "gpt_neox": _gpt_neox,
     "cohere": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
     "cohere2": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
     "exaone4": lambda config: {
@@ -442,11 +480,32 @@ def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
             yield name, array
 
 
+def _latents(
+    tensors: dict[str, mx.array], config: dict[str, Any], joined: bool
+) -> dict[str, mx.array]:
+    """What makes keys and values of latents, in one matrix as before May 2025 or in two stacks."""
+    found = dict(tensors)
+    heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
+    for name in tensors:
+        prefix = name.partition("self_attn.")[0] + "self_attn."
+        if name.endswith("kv_b_proj.weight") and not joined:
+            rows = found.pop(name).reshape(heads, -1, rank)
+            keys, values = mx.split(rows, [config["qk_nope_head_dim"]], axis=1)
+            found[f"{prefix}embed_q.weight"] = mx.contiguous(keys.swapaxes(1, 2))
+            found[f"{prefix}unembed_out.weight"] = mx.contiguous(values)
+        elif name.endswith("embed_q.weight") and joined:
+            keys = found.pop(name).swapaxes(1, 2)
+            both = mx.concatenate([keys, found.pop(f"{prefix}unembed_out.weight")], axis=1)
+            found[f"{prefix}kv_b_proj.weight"] = both.reshape(-1, rank)
+    return found
+
+
 def write_gguf(
     checkpoint: Path,
     file: Path,
     quantize: Quantize = plain,
     beside: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
+    joined_latents: bool = False,
     **extra: Any,
 ) -> None:
     """A GGUF file with the checkpoint's weights and a byte-level tokenizer. `extra` metadata
@@ -488,9 +547,12 @@ def write_gguf(
             writer.add_uint32(key, value)
     heads = {
         "attn_q.": config["num_attention_heads"],
-        "attn_k.": config["num_key_value_heads"],
+        "attn_k.": config.get("num_key_value_heads"),
     }
-    for name, array in _split(mx.load(str(checkpoint / "model.safetensors"))):
+    tensors = mx.load(str(checkpoint / "model.safetensors"))
+    if "kv_lora_rank" in config:
+        tensors = _latents(tensors, config, joined_latents)
+    for name, array in _split(tensors):
         name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
         own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
         numbers = _as_converted(name, numbers, config)

@@ -122,6 +122,8 @@ class Checkpoint:
         data = np.frombuffer(self._map(entry.file), np.uint8, entry.nbytes, entry.offset)
         if entry.permuted_heads:
             data = _in_order(data, entry.shape[0], entry.permuted_heads)
+        if entry.kv_heads:
+            data = _by_kv_head(data, entry.shape[0], entry.kv_heads, entry.head_dim)
         return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one, entry.minus_exp)
 
     def read_ahead(self, name: str, part: int = 0, parts: int = 1) -> None:
@@ -157,3 +159,16 @@ def _in_order(data: npt.NDArray[np.uint8], rows: int, heads: int) -> npt.NDArray
     opposite (`LlamaModel.permute` of convert_hf_to_gguf.py)."""
     pairs = data.reshape(heads, rows // heads // 2, 2, -1)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
+
+
+def _by_kv_head(
+    data: npt.NDArray[np.uint8], rows: int, kv_heads: int, head_dim: int
+) -> npt.NDArray[np.uint8]:
+    """Rows of all queries, then keys, then values, as each KV head's queries, key and value again
+    (`modify_tensors` of llama.cpp's conversion/gptneox.py and falcon.py does the opposite)."""
+    heads = data.reshape(rows // head_dim, -1)
+    queries, keys, values = np.split(np.arange(len(heads)), [-2 * kv_heads, -kv_heads])
+    order = np.concatenate(
+        [queries.reshape(kv_heads, -1), keys[:, None], values[:, None]], axis=1
+    ).reshape(-1)
+    return np.ascontiguousarray(heads[order]).reshape(-1)

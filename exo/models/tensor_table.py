@@ -46,6 +46,8 @@ class TensorEntry:
     adds_one: bool = False
     permuted_heads: int = 0
     minus_exp: bool = False
+    kv_heads: int = 0
+    head_dim: int = 0
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -69,6 +71,17 @@ def is_gguf(path: Path) -> bool:
 def all_tensors(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a checkpoint's folder. Raises ModelUnsupported as `tensors_of`."""
     return {name: entry for file in weight_files(path) for name, entry in tensors_of(file).items()}
+
+
+def expert_bytes(path: Path) -> int:
+    """Of a folder's weights, or a GGUF file's, those of experts that only some tokens go through.
+    Raises ModelUnsupported as `tensors_of`."""
+    if path.suffix == ".gguf":
+        tensors = read_gguf(path).tensors.items()
+        return sum(tensor.nbytes for name, tensor in tensors if "_exps." in name)
+    return sum(
+        entry.nbytes for name, entry in all_tensors(path).items() if _OF_EXPERTS.search(name)
+    )
 
 
 def is_whole(path: Path) -> bool:
@@ -138,11 +151,10 @@ def _safetensors(file: Path) -> dict[str, TensorEntry]:
 @lru_cache(maxsize=32)  # a header ends with a whole vocabulary: it takes a quarter of a second
 def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, TensorEntry]:
     config = json.loads((file.parent / "config.json").read_text("utf-8"))
-    family = family_of_type(str(config.get("model_type")))
-    heads = {
-        "q_proj": int(config["num_attention_heads"]),
-        "k_proj": int(config["num_key_value_heads"]),
-    }
+    family = family_of_config(config)
+    kv_heads = int(config["num_key_value_heads"])
+    heads = {"q_proj": int(config["num_attention_heads"]), "k_proj": kv_heads}
+    head_dim = int(config["hidden_size"]) // heads["q_proj"]
     entries: dict[str, TensorEntry] = {}
     for gguf_name, tensor in read_gguf(file).tensors.items():
         if (name := renamed(gguf_name, family)) is None:
@@ -161,6 +173,8 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
             adds_one=family.norms_add_one and parts[-1] == "weight" and "norm" in parts[-2],
             permuted_heads=heads.get(parts[-2], 0) if has_heads else 0,
             minus_exp=parts[-1] == "A_log",
+            kv_heads=kv_heads if parts[-2] == family.by_kv_head else 0,
+            head_dim=head_dim,
         )
     return entries
 

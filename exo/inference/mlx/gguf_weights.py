@@ -20,6 +20,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten, tree_unflatten
 
 from exo.errors import ModelUnsupported
+from exo.inference.mlx.gguf_layouts import LatentHeads, ValueHeads
 from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
 from exo.models.gguf.names import TENSOR_SCALE
@@ -158,12 +159,7 @@ def affine(tensor: Tensor) -> tuple[npt.NDArray[np.uint32], Floats, Floats]:
     """A quantized tensor of [..., rows, cols] as `mx.quantize` would give it: packed weights
     uint32 [..., rows, cols * bits / 32], scales and offsets float32 [..., rows, cols / 32]."""
     if tensor.dtype not in _EXACT:
-        from gguf import GGMLQuantizationType, quants  # late: takes a moment
-
-        *outer, cols = tensor.shape
-        blocks = tensor.data.reshape(int(np.prod(outer)), -1)
-        floats = quants.dequantize(blocks, GGMLQuantizationType[tensor.dtype])
-        dense = mx.array(floats.reshape(*outer, cols))
+        dense = mx.array(_dequantized(tensor))
         made = mx.quantize(dense, group_size=GROUP, bits=_WIDENED[tensor.dtype])
         weight, scales, offsets = (np.array(part) for part in made)
         return weight, scales, offsets
@@ -176,6 +172,15 @@ def affine(tensor: Tensor) -> tuple[npt.NDArray[np.uint32], Floats, Floats]:
         scales.reshape(groups),
         offsets.reshape(groups),
     )
+
+
+def _dequantized(tensor: Tensor) -> Floats:
+    from gguf import GGMLQuantizationType, quants  # late: takes a moment
+
+    *outer, cols = tensor.shape
+    blocks = tensor.data.reshape(int(np.prod(outer)), -1)
+    floats: Floats = quants.dequantize(blocks, GGMLQuantizationType[tensor.dtype])
+    return floats.reshape(*outer, cols)
 
 
 def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
@@ -195,33 +200,6 @@ _JOINED = {"shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_pr
 """Modules of mlx-lm's whose rows are those of several in the file."""
 
 
-class _ValueHeads:
-    """Of a delta net's value heads llama.cpp's converter puts the first of each key head before the
-    second ones (`_LinearAttentionVReorderBase` in its conversion/qwen.py): here they stand one key
-    head after the other again, as in mlx-lm."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._width = int(config["linear_value_head_dim"])
-        heads = np.arange(config["linear_num_value_heads"])
-        self._order = heads.reshape(-1, config["linear_num_key_heads"]).T.reshape(-1)
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        """Its last rows are the value heads'."""
-        name, heads = tensor.name, len(self._order)
-        if name.endswith(".norm.weight"):
-            return tensor
-        single = name.endswith(("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight"))
-        width = 1 if single else self._width
-        first = tensor.shape[0] - heads * width
-        values = first + (self._order[:, None] * width + np.arange(width)).reshape(-1)
-        return tensor.take(np.concatenate([np.arange(first), values]))
-
-    def columns(self, part: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Numbers, packed words or scales [rows, value heads * as many for each]."""
-        split = part.reshape(len(part), len(self._order), -1)
-        return np.ascontiguousarray(split[:, self._order].reshape(len(part), -1))
-
-
 class GGUFWeights:
     """A folder's GGUF weights for a model of mlx-lm, read module by module when they are wanted."""
 
@@ -231,7 +209,8 @@ class GGUFWeights:
         config = read_config(path)
         self._n_layers = int(config["num_hidden_layers"])
         is_tiled = bool(config.get("linear_value_heads_tiled"))
-        self._value_heads = _ValueHeads(config) if is_tiled else None
+        self._value_heads = ValueHeads(config) if is_tiled else None
+        self._latent_heads = LatentHeads(config) if config.get("kv_lora_rank") else None
         gemma = any(".post_feedforward_layernorm." in name for name in self._checkpoint.names())
         # Gemma's hidden states are larger than what float16 holds.
         self._dtype = dtype or (mx.bfloat16 if gemma else mx.float16)
@@ -253,6 +232,10 @@ class GGUFWeights:
                     found[f"{module}.{part}"] = mx.zeros((*outer, cols // GROUP), self._dtype)
             else:
                 found[name] = mx.zeros((*outer, cols), self._dtype)
+            if self._latent_heads and (made := self._latent_heads.made_of(name)):
+                for part in ("weight", "scales", "biases"):
+                    found.pop(f"{module}.{part}", None)
+                found |= {made_name: mx.zeros(s, self._dtype) for made_name, s in made.items()}
         for name in list(found):
             module, _, part = name.rpartition(".")
             for whole, (first, second) in _JOINED.items():
@@ -299,6 +282,9 @@ class GGUFWeights:
                 base = module.removesuffix(joined)
                 return self._joined(module, [f"{base}{half}" for half in halves])
         stored = name if name in self._checkpoint else f"{module}.weight"
+        if self._latent_heads is not None and stored not in self._checkpoint:
+            made = self._latent_heads.make(stored, self._numbers)
+            return {stored: mx.array(made).astype(self._dtype)}
         tensor = self._checkpoint.tensor(stored)
         heads = self._value_heads if ".linear_attn." in stored else None
         is_out = stored.endswith(".out_proj.weight")
@@ -323,6 +309,10 @@ class GGUFWeights:
         mx.eval(list(parts.values()))
         self._checkpoint.give_back(stored)
         return parts
+
+    def _numbers(self, name: str) -> Floats:
+        tensor = self._checkpoint.tensor(name)
+        return _dequantized(tensor) if _bits(tensor.dtype) else tensor.floats()
 
     def _joined(self, module: str, parts: list[str]) -> dict[str, mx.array]:
         """One module whose rows are those of several, one after the other."""

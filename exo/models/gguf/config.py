@@ -24,10 +24,7 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
         ModelUnsupported: an architecture, or a way of scaling positions, that exo does not read.
     """
 
-    value = Metadata(gguf)
-    has_windows = bool(value("attention.sliding_window", 0))
-    is_mixture = bool(value("expert_count", 0))
-    family = family_of(gguf.architecture, mixture=is_mixture, windows=has_windows)
+    family = family_of(gguf.architecture, Metadata(gguf))
     value = Metadata(gguf, family.varied)
     kv_heads = value.of_layers("attention.head_count_kv")
     heads, hidden = value("attention.head_count"), value("embedding_length")
@@ -55,6 +52,8 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     scaling = None if family.own_factors else _rope_scaling(gguf, value, config)
     if scaling is not None:
         config["rope_scaling"] = scaling
+    if family.name:
+        config["gguf_family"] = family.name
     return {**config, **family.config(value, config)}
 
 

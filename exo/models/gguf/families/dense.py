@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, turned_share
 
@@ -165,6 +166,52 @@ def _minicpm(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _gpt_neox(metadata: Metadata, config: Config) -> Config:
+    return {
+        "layer_norm_eps": metadata("attention.layer_norm_epsilon"),
+        "rotary_emb_base": config["rope_theta"],
+        "rotary_pct": turned_share(metadata, config),
+        "use_parallel_residual": metadata("use_parallel_residual", True),
+        "tie_word_embeddings": False,
+    }
+
+
+def _falcon(metadata: Metadata, config: Config) -> Config:
+    """Those with positions that turn: 7B, 40B, 180B, Falcon 2."""
+    return {
+        "layer_norm_epsilon": metadata("attention.layer_norm_epsilon"),
+        "num_kv_heads": config["num_key_value_heads"],
+        "new_decoder_architecture": True,  # so many KV heads as it says
+        "parallel_attn": True,
+        "alibi": False,
+    }
+
+
+_GPT_NEOX = {
+    "token_embd": "model.embed_in",
+    "output_norm": "model.final_layer_norm",
+    "output": "model.embed_out",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON = {
+    "token_embd": "transformer.word_embeddings",
+    "output_norm": "transformer.ln_f",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON_7B = GGUFFamily(
+    "falcon",
+    layers="transformer.h",
+    tensors=_FALCON,
+    config=_falcon,
+    by_kv_head="query_key_value",
+)
+
 DENSE: Mapping[str, GGUFFamily] = {
     "llama": GGUFFamily("llama", interleaved_rope=True),
     "smollm3": GGUFFamily("smollm3", interleaved_rope=True),
@@ -192,8 +239,23 @@ DENSE: Mapping[str, GGUFFamily] = {
     "glm4": GGUFFamily("glm4", tensors=_GLM4, config=_partial),
     "ernie4_5": GGUFFamily("ernie4_5", config=_ernie4_5),
     "hunyuan-dense": GGUFFamily("hunyuan_v1_dense", tensors=_HUNYUAN, config=_hunyuan),
+    "gptneox": GGUFFamily(
+        "gpt_neox",
+        layers="model.h",
+        tensors=_GPT_NEOX,
+        config=_gpt_neox,
+        by_kv_head="query_key_value",
+    ),
+    "falcon": _FALCON_7B,
     "minicpm": GGUFFamily("minicpm", interleaved_rope=True, config=_minicpm),
 }
 
 OLMO3 = GGUFFamily("olmo3", tensors=_OLMO2, config=_olmo3)
 """Of the same architecture as OLMo 2 there, with windows."""
+
+FALCON_40B = replace(
+    _FALCON_7B,
+    tensors={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
+    name="falcon-40b",
+)
+"""The MLP has a norm of its own there."""

@@ -90,7 +90,9 @@ class GGUFFamily:
     `norms_add_one`: norms hold 1 + weight, where mlx-lm's class adds the 1. `prefix`: before all
     names. `layers`: what stands before a layer's number. `varied`: keys of the metadata whose
     numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies.
-    `lists`: modules that are lists, whose weights stand in one tensor."""
+    `lists`: modules that are lists, whose weights stand in one tensor. `by_kv_head`: what has
+    queries, keys and values in one matrix, by KV head, where a file has them one kind after the
+    other. `name` is that in config.json's `gguf_family`, where its model_type does not tell."""
 
     model_type: str
     interleaved_rope: bool = False
@@ -102,6 +104,8 @@ class GGUFFamily:
     varied: tuple[str, ...] = ()
     own_factors: bool = False
     lists: tuple[str, ...] = ()
+    by_kv_head: str = ""
+    name: str = ""
 
 
 def experts(router: str, stacked: str) -> dict[str, str]:

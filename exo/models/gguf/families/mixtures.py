@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import granite
 from exo.models.gguf.families.family import (
     Config,
@@ -35,6 +34,7 @@ _LATENTS = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_k_b": "self_attn.embed_q",
     "attn_v_b": "self_attn.unembed_out",
+    "attn_kv_b": "self_attn.kv_b_proj",
     **_ROUTED,
 }
 _GLM4_MOE = {**_ROUTED, "post_attention_norm": "post_attention_layernorm"}
@@ -135,26 +135,29 @@ def _glm4_moe(metadata: Metadata, config: Config) -> Config:
     }
 
 
-def _latents(metadata: Metadata, config: Config) -> Config:
-    """DeepSeek V3, Kimi K2, GLM 4.7 Flash: one class of mlx-lm's computes them all.
+def routes_by_sigmoid(metadata: Metadata) -> bool:
+    """DeepSeek V3's way, and that of all that followed; V2 had softmax. Old files do not say."""
+    said = metadata("expert_gating_func", 0)
+    return said == 2 or (not said and metadata.has_tensor(".exp_probs_b."))
 
-    Raises:
-        ModelUnsupported: DeepSeek V2's way of choosing experts, keys and values in one matrix.
-    """
-    if metadata("expert_gating_func", 0) != 2 or not metadata.has_tensor("blk.0.attn_k_b."):
-        raise ModelUnsupported(
-            "the GGUF file is of DeepSeek V2, or was made before May 2025; of this architecture "
-            "files of V3 and later are read. Use the model's safetensors instead"
-        )
+
+def _latents(metadata: Metadata, config: Config) -> Config:
+    """DeepSeek V3, Kimi K2, GLM 4.7 Flash: one class of mlx-lm's computes them all. In files made
+    before May 2025 keys and values are in one matrix."""
     turned = metadata("rope.dimension_count")
+    is_split = metadata.has_tensor("blk.0.attn_k_b.")
+    keys, values = (
+        metadata(f"attention.{part}_length{'_mla' if is_split else ''}")
+        for part in ("key", "value")
+    )
     found = {
         **deepseek_routing(metadata, config),
         "moe_layer_freq": 1,
-        "q_lora_rank": metadata("attention.q_lora_rank", None),
+        "q_lora_rank": metadata("attention.q_lora_rank", 0) or None,
         "kv_lora_rank": metadata("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": metadata("attention.key_length_mla") - turned,
-        "v_head_dim": metadata("attention.value_length_mla"),
+        "qk_nope_head_dim": keys - turned,
+        "v_head_dim": values,
         "head_dim": turned,
         "num_key_value_heads": config["num_attention_heads"],
     }
@@ -163,6 +166,15 @@ def _latents(metadata: Metadata, config: Config) -> Config:
         mscale = 10 * metadata("rope.scaling.yarn_log_multiplier", 0.0)
         found["rope_scaling"] = {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
     return found
+
+
+def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
+    groups = metadata("expert_group_count", 1)
+    return {
+        "rope_scaling": {"factor": 1.0},  # mlx-lm's class wants one
+        **_latents(metadata, config),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+    }
 
 
 def _llama4(metadata: Metadata, config: Config) -> Config:
@@ -199,3 +211,6 @@ MIXTURES: Mapping[str, GGUFFamily] = {
 
 MIXTRAL = GGUFFamily("mixtral", interleaved_rope=True, tensors=_SPARSE_BLOCK, config=_mixtral)
 """Of the same architecture as a llama there, with experts."""
+
+DEEPSEEK_V2 = GGUFFamily("deepseek_v2", tensors=_LATENTS, config=_deepseek_v2)
+"""Of the same architecture as DeepSeek V3 there, and chooses experts in another way."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from exo.errors import ModelUnsupported
-from exo.models.gguf.families.dense import DENSE, OLMO3
-from exo.models.gguf.families.family import GGUFFamily
+from exo.models.gguf.families.dense import DENSE, FALCON_40B, OLMO3
+from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
 from exo.models.gguf.families.gemma3n import GEMMA3N
 from exo.models.gguf.families.gemma4 import GEMMA4
-from exo.models.gguf.families.mixtures import MIXTRAL, MIXTURES
+from exo.models.gguf.families.mixtures import DEEPSEEK_V2, MIXTRAL, MIXTURES, routes_by_sigmoid
 from exo.models.gguf.families.recurrent import RECURRENT
 
 FAMILIES: Mapping[str, GGUFFamily] = {
@@ -21,30 +21,40 @@ FAMILIES: Mapping[str, GGUFFamily] = {
 }
 """By `general.architecture`."""
 
-_BY_TYPE = {family.model_type: family for family in (*FAMILIES.values(), MIXTRAL, OLMO3)}
+_VARIANTS: Mapping[str, tuple[Callable[[Metadata], bool], GGUFFamily]] = {
+    "llama": (lambda metadata: bool(metadata("expert_count", 0)), MIXTRAL),
+    "olmo2": (lambda metadata: bool(metadata("attention.sliding_window", 0)), OLMO3),
+    "deepseek2": (lambda metadata: not routes_by_sigmoid(metadata), DEEPSEEK_V2),
+    "falcon": (lambda metadata: metadata.has_tensor(".attn_norm_2."), FALCON_40B),
+}
+"""Of an architecture there that is two here: which files are of the other one."""
+
+_ALL = (*FAMILIES.values(), *(variant for _, variant in _VARIANTS.values()))
+_BY_TYPE = {family.model_type: family for family in _ALL if not family.name}
+_BY_NAME = {family.name: family for family in _ALL if family.name}
 
 
-def family_of(architecture: str, *, mixture: bool, windows: bool) -> GGUFFamily:
-    """The family of a file's `general.architecture`; `mixture`: it has experts; `windows`: layers
-    that see no further.
+def family_of(architecture: str, metadata: Metadata) -> GGUFFamily:
+    """The family of a file, whose `general.architecture` is given.
 
     Raises:
         ModelUnsupported: none that exo reads.
     """
-    if architecture == "llama" and mixture:
-        return MIXTRAL
-    if architecture == "olmo2" and windows:
-        return OLMO3
     if (family := FAMILIES.get(architecture)) is None:
         raise ModelUnsupported(
             f"the GGUF file is of architecture {architecture!r}; GGUF files are read for "
             f"{', '.join(FAMILIES)}. Use the model's safetensors instead"
         )
+    if architecture in _VARIANTS:
+        is_variant, variant = _VARIANTS[architecture]
+        return variant if is_variant(metadata) else family
     return family
 
 
-def family_of_type(model_type: str) -> GGUFFamily:
-    """The family by config.json's model_type. Raises ModelUnsupported as above."""
-    if (family := _BY_TYPE.get(model_type)) is None:
+def family_of_config(config: Config) -> GGUFFamily:
+    """The family by the config.json made of a file. Raises ModelUnsupported as above."""
+    model_type = str(config.get("model_type"))
+    family = _BY_NAME.get(str(config.get("gguf_family"))) or _BY_TYPE.get(model_type)
+    if family is None:
         raise ModelUnsupported(f"GGUF files of {model_type!r} are not read")
     return family
