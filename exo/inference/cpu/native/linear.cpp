@@ -37,7 +37,7 @@ void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) 
 void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& groups) {
   rows_ = rows, cols_ = cols;
   values_.resize(static_cast<size_t>(rows * cols));
-  const int64_t padded = rows + kRowsPast;
+  const int64_t padded = rows + kRowsPast, stride = row_stride(cols);
   size_t used = 0;
   for (const int group : groups) {
     if (group == 0) continue;
@@ -46,7 +46,7 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
     q.group = group;
     const auto scales = static_cast<size_t>(padded * (cols / group));
     for (Part* part : {&q.coarse, &q.fine}) {
-      part->values.resize(static_cast<size_t>(padded * cols));
+      part->values.resize(static_cast<size_t>(padded * stride));
       part->groups.resize(group == kSuperCols ? 0 : scales);
       part->supers.resize(group == kSuperCols ? scales : 0);
     }
@@ -61,11 +61,11 @@ QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
     using Value = typename std::decay_t<decltype(v)>::value_type;
     return v.empty() ? nullptr : const_cast<Value*>(v.data()) + i;
   };
-  const int64_t row = first * (cols / group);
+  const int64_t row = first * (cols / group), stride = row_stride(cols);
   const auto from = [&](const Part& part) -> QuantizedPart {
-    return {at(part.values, first * cols), at(part.groups, row), at(part.supers, row)};
+    return {at(part.values, first * stride), at(part.groups, row), at(part.supers, row)};
   };
-  QuantizedRows rows{from(coarse), from(fine), nullptr, cols, group};
+  QuantizedRows rows{from(coarse), from(fine), nullptr, cols, stride, group};
   rows.is_fine = at(is_fine, first * (cols / rows.flag_cols()));
   return rows;
 }
@@ -95,7 +95,7 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
     for (Part Quantized::* part : {&Quantized::coarse, &Quantized::fine}) {
       Part& out = q.*part;
       const Part& in = other.*part;
-      copy(out.values, in.values, to, row, cols_);
+      copy(out.values, in.values, to, row, row_stride(cols_));
       if (q.group == kSuperCols) {
         copy(out.supers, in.supers, to, row, scales);
       } else {

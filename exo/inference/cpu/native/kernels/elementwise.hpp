@@ -229,8 +229,8 @@ inline void quantize_super(const float* x, bool all_fine, int8_t* values, Quanti
       coarse.half_sums[2 * u + h] = static_cast<int16_t>(sums[h]);
       fine.half_sums[2 * u + h] = static_cast<int16_t>(rests[h]);
     }
-    coarse.multiples[u] = static_cast<int16_t>(multiple);
-    fine.multiples[u] = static_cast<int16_t>(of_fine);
+    coarse.multiples[u] = multiple;
+    fine.multiples[u] = of_fine;
     coarse.unit_sums[u] = static_cast<int16_t>(sums[0] + sums[1]);
     fine.unit_sums[u] = static_cast<int16_t>(rests[0] + rests[1]);
   }
@@ -239,11 +239,13 @@ inline void quantize_super(const float* x, bool all_fine, int8_t* values, Quanti
 inline void quantize_supers(const float* x, int64_t rows, const QuantizedRows& out, int64_t first,
                             bool all_fine) {
   const int64_t supers = out.cols / kSuperCols;
-  for (int64_t i = 0; i < rows * supers; i++) {
-    const int64_t at = first * supers + i, column = at * kSuperCols;
-    quantize_super(x + i * kSuperCols, all_fine, out.coarse.values + column, out.coarse.supers[at],
-                   out.fine.values + column, out.fine.supers[at],
-                   out.is_fine + at * QuantizedSuper::kUnits);
+  for (int64_t r = first; r < first + rows; r++) {
+    for (int64_t s = 0; s < supers; s++, x += kSuperCols) {
+      const int64_t at = r * supers + s, value = r * out.stride + s * kSuperCols;
+      quantize_super(x, all_fine, out.coarse.values + value, out.coarse.supers[at],
+                     out.fine.values + value, out.fine.supers[at],
+                     out.is_fine + at * QuantizedSuper::kUnits);
+    }
   }
 }
 
@@ -255,7 +257,8 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
   for (int64_t r = 0; r < rows; r++) {
     for (int64_t g = 0; g < groups; g++) {
       const float* in = x + r * out.cols + g * out.group;
-      const int64_t value = (first + r) * out.cols + g * out.group, at = (first + r) * groups + g;
+      const int64_t value = (first + r) * out.stride + g * out.group;
+      const int64_t at = (first + r) * groups + g;
       const Peak peak = peak_of(in, out.group);
       const float largest = peak.largest;
       const float inverse = largest > 0 ? 127.f / largest : 0.f;

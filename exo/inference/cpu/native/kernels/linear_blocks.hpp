@@ -189,39 +189,44 @@ constexpr int slabs_at_once() {
 // The latency of a dot product is hidden by several sums a row where there are few rows.
 constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
-// Integer sums of M rows over SLABS slabs, which come one after the other. Where products are not
-// added in 16 bits, S sums a row hide the latency of a dot product.
-template <int BITS, int M, int S, int SLABS, typename O = Ops>
+// Integer sums of M rows and B blocks over SLABS slabs, which come one after the other. Where
+// products are not added in 16 bits, S sums a row hide the latency of a dot product.
+template <int BITS, int M, int S, int SLABS, int B = 1, typename O = Ops>
 struct SlabSums {
   static constexpr int kMost = slabs_at_once<BITS>(), kFew = kMost < SLABS ? kMost : SLABS;
 
-  typename O::Int total[M][S], few[M];
+  typename O::Int total[B][M][S], few[B][M];
 
   EXO_INLINE SlabSums() {
-    for (auto& row : total) {
-      for (auto& sum : row) sum = O::zero_int();
-    }
-  }
-
-  // Slab `i`; row m has its four columns at four + m * stride.
-  EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride) {
-    for (int m = 0; m < M; m++, four += stride) {
-      if constexpr (kFew > 1) {
-        few[m] = i % kFew == 0 ? O::template products<BITS>(weights, four)
-                               : O::template add_products<BITS>(few[m], weights, four);
-        if (i % kFew == kFew - 1) total[m][0] = O::add_few(total[m][0], few[m]);
-      } else {
-        total[m][i % S] = O::template dot<BITS>(total[m][i % S], weights, four);
+    for (auto& block : total) {
+      for (auto& row : block) {
+        for (auto& sum : row) sum = O::zero_int();
       }
     }
   }
 
-  // The float steps of a group, which is the first one of `x`.
-  EXO_INLINE void finish_group(QuantizedPart x, int64_t groups, typename O::Float scale,
+  // Slab `i` of each block; row m has its four columns at four + m * stride.
+  EXO_INLINE void add(int i, const typename O::Bytes (&weights)[B], const int8_t* four,
+                      int64_t stride) {
+    for (int m = 0; m < M; m++, four += stride) {
+      for (int b = 0; b < B; b++) {
+        if constexpr (kFew > 1) {
+          few[b][m] = i % kFew == 0 ? O::template products<BITS>(weights[b], four)
+                                    : O::template add_products<BITS>(few[b][m], weights[b], four);
+          if (i % kFew == kFew - 1) total[b][m][0] = O::add_few(total[b][m][0], few[b][m]);
+        } else {
+          total[b][m][i % S] = O::template dot<BITS>(total[b][m][i % S], weights[b], four);
+        }
+      }
+    }
+  }
+
+  // The float steps of a group of block `b`, the first one of `x`.
+  EXO_INLINE void finish_group(int b, QuantizedPart x, int64_t groups, typename O::Float scale,
                                typename O::Float offset, typename O::Float* y) const {
     for (int m = 0; m < M; m++, x = x.from(groups)) {
-      typename O::Int sum = total[m][0];
-      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[m][s]);
+      typename O::Int sum = total[b][m][0];
+      for (int s = 1; s < S && kFew == 1; s++) sum = O::add_int(sum, total[b][m][s]);
       if constexpr (BITS == 8 && slabs_less_128<O>()) {
         sum = O::add_to_all(sum, 128 * x.groups->total);
       }
@@ -235,6 +240,7 @@ struct SlabSums {
 template <int N>
 struct GroupParts {
   QuantizedPart part[N];
+  int64_t stride;  // of values
 };
 
 // Adds one group to M outputs, from the packed weights at `p`.
@@ -247,33 +253,31 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const GroupP
     prefetch<M, C.bits>(p);
     decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
       for (int n = 0; n < N; n++) {
-        sums[n].add(slab, weights, x.part[n].values + at + 4 * slab, w.cols);
+        sums[n].add(slab, {weights}, x.part[n].values + at + 4 * slab, x.stride);
       }
     });
   }
   prefetch<M, 1>(p);
   const Ops::Float scale = load_scales(p, w.dtype, 0), offset = load_scales(p, w.dtype, 1);
-  for (int n = 0; n < N; n++) sums[n].finish_group(x.part[n], w.groups(), scale, offset, y);
+  for (int n = 0; n < N; n++) sums[n].finish_group(0, x.part[n], w.groups(), scale, offset, y);
 }
 
 // Groups that have a fine part: those of several rows are apart from the loop over the others,
 // which they would slow.
 template <Coding C, int M>
 __attribute__((noinline)) void add_fine_apart(const Matrix& w, const uint8_t* p,
-                                              const QuantizedRows& x, int64_t index,
-                                              Ops::Float* y) {
-  for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
-    add_packed_group<C, M>(w, p, GroupParts<1>{{part->from(index, w.group)}}, y);
+                                              const GroupParts<2>& x, Ops::Float* y) {
+  for (const QuantizedPart& part : x.part) {
+    add_packed_group<C, M>(w, p, GroupParts<1>{{part}, x.stride}, y);
   }
 }
 template <Coding C, int M>
-EXO_INLINE void add_fine_group(const Matrix& w, const uint8_t* p, const QuantizedRows& x,
-                               int64_t index, Ops::Float* y) {
+EXO_INLINE void add_fine_group(const Matrix& w, const uint8_t* p, const GroupParts<2>& x,
+                               Ops::Float* y) {
   if constexpr (M == 1) {
-    const GroupParts<2> both{{x.coarse.from(index, w.group), x.fine.from(index, w.group)}};
-    add_packed_group<C, M>(w, p, both, y);
+    add_packed_group<C, M>(w, p, x, y);
   } else {
-    add_fine_apart<C, M>(w, p, x, index, y);
+    add_fine_apart<C, M>(w, p, x, y);
   }
 }
 
@@ -284,12 +288,13 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
   const uint8_t* p = w.block(block);
   const int64_t group_bytes = w.group_bytes();
   PartSums<M> sums(w.parts, w.groups());
-  int64_t index = row * w.groups();
-  for (int64_t g = 0; g < w.groups(); g++, index++, p += group_bytes, sums.next()) {
+  const QuantizedPart coarse = x.from_row(x.coarse, row), fine = x.from_row(x.fine, row);
+  for (int64_t g = 0; g < w.groups(); g++, p += group_bytes, sums.next()) {
+    const QuantizedPart part = coarse.from(g, w.group);
     if (any_fine[g]) {
-      add_fine_group<C, M>(w, p, x, index, sums.now());
+      add_fine_group<C, M>(w, p, {{part, fine.from(g, w.group)}, x.stride}, sums.now());
     } else {
-      add_packed_group<C, M>(w, p, GroupParts<1>{{x.coarse.from(index, w.group)}}, sums.now());
+      add_packed_group<C, M>(w, p, GroupParts<1>{{part}, x.stride}, sums.now());
     }
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
@@ -299,6 +304,12 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
 struct Panel {
   uint8_t* slabs;  // [cols / 4][64]
   float* scales;   // [groups][2][16]; of super-blocks see SuperScales
+  int64_t apart;   // bytes to the next block's
+
+  template <typename T>
+  EXO_INLINE T* of(int b, T* p) const {
+    return p + b * (apart / static_cast<int64_t>(sizeof(T)));
+  }
 };
 
 template <Coding C>
@@ -340,66 +351,78 @@ struct PanelStep {
 };
 struct PanelSteps {
   PanelStep* steps;
+  int64_t stride;  // of values
   int64_t ends[kMostParts];
 };
 __attribute__((noinline)) inline void list_steps(const Matrix& w, const QuantizedRows& x,
                                                  int64_t row, const uint8_t* any_fine,
                                                  PanelSteps& out) {
-  const int64_t groups = w.groups(), in_part = groups / w.parts;
+  const int64_t in_part = w.groups() / w.parts;
   PanelStep* step = out.steps;
   for (int64_t part = 0; part < w.parts; part++) {
     for_steps(x, any_fine, part * in_part, (part + 1) * in_part,
               [&](int64_t g, const QuantizedPart& of) {
-                *step++ = {of.from(row * groups + g, w.group), g};
+                *step++ = {x.from_row(of, row).from(g, w.group), g};
               });
     out.ends[part] = step - out.steps;
   }
 }
 
-template <int BITS, int M, int SLABS>
+template <int BITS, int M, int SLABS, int B>
 EXO_INLINE void add_panel_group(const Matrix& w, const Panel& panel, const PanelStep& step,
-                                Ops::Float* y) {
+                                int64_t stride, Ops::Float* y) {
   const int8_t* a = step.x.values;
   const uint8_t* slabs = panel.slabs + step.group * w.group * kBlockRows;
-  SlabSums<BITS, M, 1, SLABS> sums;
+  SlabSums<BITS, M, 1, SLABS, B> sums;
   for (int k = 0; k < w.group; k += 4 * SLABS, slabs += 64 * SLABS, a += 4 * SLABS) {
 #pragma GCC unroll 8
-    for (int i = 0; i < SLABS; i++) sums.add(i, Ops::load(slabs + 64 * i), a + 4 * i, w.cols);
+    for (int i = 0; i < SLABS; i++) {
+      Ops::Bytes weights[B];
+      for (int b = 0; b < B; b++) weights[b] = Ops::load(panel.of(b, slabs) + 64 * i);
+      sums.add(i, weights, a + 4 * i, stride);
+    }
   }
-  const Ops::Float scale = Ops::from_f32(panel.scales + 32 * step.group);
-  const Ops::Float offset = Ops::from_f32(panel.scales + 32 * step.group + 16);
-  sums.finish_group(step.x, w.groups(), scale, offset, y);
+  for (int b = 0; b < B; b++) {
+    const float* scales = panel.of(b, panel.scales) + 32 * step.group;
+    const Ops::Float scale = Ops::from_f32(scales), offset = Ops::from_f32(scales + 16);
+    sums.finish_group(b, step.x, w.groups(), scale, offset, y + b * M);
+  }
 }
 
-template <int BITS, int M, int SLABS>
+template <int BITS, int M, int SLABS, int B>
 EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelSteps& todo,
-                          PartSums<M>& sums) {
+                          PartSums<B * M>& sums) {
   const PanelStep* step = todo.steps;
   for (int part = 0; part < w.parts; part++) {
-    Ops::Float y[M];
-    for (int m = 0; m < M; m++) y[m] = Ops::zero_float();
+    Ops::Float y[B * M];
+    for (auto& sum : y) sum = Ops::zero_float();
     for (const PanelStep* end = todo.steps + todo.ends[part]; step < end; step++) {
-      add_panel_group<BITS, M, SLABS>(w, panel, *step, y);
+      add_panel_group<BITS, M, SLABS, B>(w, panel, *step, todo.stride, y);
     }
     sums.close(y);
   }
 }
 
-// One block for `rows` rows, up to kMaxRows. Rows past the last are computed from whatever the
-// buffer holds and dropped: fewer sizes of tile to compile.
-template <int BITS>
+// B blocks from `block` on for `rows` rows, up to kMaxRows. Rows past the last are computed from
+// whatever the buffer holds and dropped: fewer sizes of tile to compile.
+template <int BITS, int B>
 void block_from_panel(const Matrix& w, const Panel& panel, const PanelSteps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
   constexpr int M = Ops::kMaxRows;
-  PartSums<M> sums(w.parts, w.parts);
+  PartSums<B * M> sums(w.parts, w.parts);
   // Slabs of the smallest group, and what pays where groups are larger.
-  constexpr int kSmallest = 4, kSlabs = SlabSums<BITS, M, 1, 8>::kMost > kSmallest ? 8 : kSmallest;
+  constexpr int kSmallest = 4, kMost = SlabSums<BITS, M, 1, 8>::kMost;
+  constexpr int kSlabs = B > 1 || kMost > kSmallest ? 8 : kSmallest;
   if (kSlabs > kSmallest && w.group % kUnitCols == 0) {
-    add_panel<BITS, M, kSlabs>(w, panel, todo, sums);
+    add_panel<BITS, M, kSlabs, B>(w, panel, todo, sums);
   } else {
-    add_panel<BITS, M, kSmallest>(w, panel, todo, sums);
+    add_panel<BITS, M, kSmallest, B>(w, panel, todo, sums);
   }
-  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int b = 0; b < B; b++) {
+    for (int m = 0; m < rows; m++) {
+      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
+    }
+  }
 }
 
 }  // namespace exo::EXO_ISA

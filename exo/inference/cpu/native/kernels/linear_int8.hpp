@@ -100,6 +100,7 @@ struct PlainPanels {
   }
 #ifdef EXO_TILES
   using Steps = TileSteps;
+  template <int>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
     tile_from_panel(w, panel, todo, row, rows, block, out, stride);
@@ -111,13 +112,14 @@ struct PlainPanels {
     }
     Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
           const uint8_t* fine)
-        : PanelSteps{reinterpret_cast<PanelStep*>(memory), {}} {
+        : PanelSteps{reinterpret_cast<PanelStep*>(memory), x.stride, {}} {
       list_steps(w, x, row, fine, *this);
     }
   };
+  template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
-    block_from_panel<weight_bits<C>()>(w, panel, todo, row, rows, block, out, stride);
+    block_from_panel<weight_bits<C>(), B>(w, panel, todo, row, rows, block, out, stride);
   }
 #endif
 };
@@ -133,6 +135,7 @@ struct SuperPanels {
   }
 #ifdef EXO_TILES
   using Steps = SuperTileSteps;
+  template <int>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
     super_tile_from_panel<kHalves>(w, panel, todo, super_offsets<C>(), row, rows, block, out,
@@ -146,9 +149,10 @@ struct SuperPanels {
     Steps(uint8_t*, const Matrix&, const QuantizedRows& x, int64_t, int64_t, const uint8_t* fine)
         : x(x), fine(fine) {}
   };
+  template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
                       int64_t rows, int64_t block, float* out, int64_t stride) {
-    super_block_from_panel<weight_bits<C>(), kHalves>(
+    super_block_from_panel<weight_bits<C>(), kHalves, B>(
         w, panel, todo.x, todo.fine, super_offsets<C>(), row, rows, block, out, stride);
   }
 #endif
@@ -181,22 +185,28 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 #ifdef EXO_TILES
   const TileUnit::Session session(w.group);
   constexpr int64_t kRows = TileUnit::kRows;
+  constexpr int kBlocks = 1;
 #else
   constexpr int64_t kRows = Ops::kMaxRows;
+  constexpr int kBlocks = Ops::kTileBlocks;
 #endif
   for (int64_t b0 = begin; b0 < end; b0 += step) {
     const int64_t count = end - b0 < step ? end - b0 : step;
     const auto panel = [&](int64_t i) {
       uint8_t* at = memory + i * panel_bytes;
-      return Panel{at, reinterpret_cast<float*>(at + slab_bytes)};
+      return Panel{at, reinterpret_cast<float*>(at + slab_bytes), panel_bytes};
     };
     for (int64_t i = 0; i < count; i++) Panels::decode(w, b0 + i, panel(i));
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       find_fine_groups(x, row, m, fine);
       const typename Panels::Steps todo(step_memory, w, x, row, m, fine);
-      for (int64_t i = 0; i < count; i++) {
-        Panels::compute(w, panel(i), todo, row, m, b0 + i, out, stride);
+      int64_t i = 0;
+      for (; i + kBlocks <= count; i += kBlocks) {
+        Panels::template compute<kBlocks>(w, panel(i), todo, row, m, b0 + i, out, stride);
+      }
+      for (; i < count; i++) {
+        Panels::template compute<1>(w, panel(i), todo, row, m, b0 + i, out, stride);
       }
     }
   }

@@ -43,8 +43,8 @@ constexpr SuperOffsets super_offsets() {
   return {SuperTraits<C>::kHasFactor, shift};
 }
 
-// Integer sums of M rows over one unit, whose slabs come one after the other.
-template <int BITS, int HALVES, int M, typename O = Ops>
+// Integer sums of M rows and B blocks over one unit, whose slabs come one after the other.
+template <int BITS, int HALVES, int M, int B = 1, typename O = Ops>
 struct UnitSums {
   static constexpr int kSlabs = 8 / HALVES;  // of a group
   static constexpr bool kAddsFew = requires { O::slabs_in_16_bits(BITS); };
@@ -53,65 +53,83 @@ struct UnitSums {
   static constexpr int kPerGroup = sums_of_few(M) > HALVES ? sums_of_few(M) / HALVES : 1;
   static constexpr int kSums = kAddsFew ? 1 : kPerGroup * HALVES;
 
-  typename O::Int sum[M][kSums], few[M];
+  typename O::Int sum[B][M][kSums], few[B][M];
 
   EXO_INLINE UnitSums() {
-    for (auto& row : sum) {
-      for (auto& some : row) some = O::zero_int();
-    }
-  }
-
-  // Slab `i`; row m has its four columns at four + m * stride.
-  EXO_INLINE void add(int i, typename O::Bytes weights, const int8_t* four, int64_t stride,
-                      const typename O::Int* codes) {
-    for (int m = 0; m < M; m++, four += stride) {
-      if constexpr (kAddsFew) {
-        few[m] = i % kFew == 0 ? O::template products<BITS>(weights, four)
-                               : O::template add_products<BITS>(few[m], weights, four);
-        const auto code = codes[i / kSlabs];
-        if (i == kFew - 1) {
-          sum[m][0] = O::few_times(few[m], code);
-        } else if (i % kFew == kFew - 1) {
-          sum[m][0] = O::add_few_times(sum[m][0], few[m], code);
-        }
-      } else {
-        auto& into = sum[m][i / kSlabs * kPerGroup + i % kPerGroup];
-        into = O::template dot<BITS>(into, weights, four);
+    for (auto& block : sum) {
+      for (auto& row : block) {
+        for (auto& some : row) some = O::zero_int();
       }
     }
   }
 
-  // Row m's total with this unit in it.
-  EXO_INLINE typename O::Int added(int m, typename O::Int total, const typename O::Int* codes,
-                                   int multiple) const {
+  // Slab `i` of each block; row m has its four columns at four + m * stride.
+  EXO_INLINE void add(int i, const typename O::Bytes (&weights)[B], const int8_t* four,
+                      int64_t stride, const typename O::Int (&codes)[B][HALVES]) {
+    for (int m = 0; m < M; m++, four += stride) {
+      for (int b = 0; b < B; b++) {
+        if constexpr (kAddsFew) {
+          few[b][m] = i % kFew == 0 ? O::template products<BITS>(weights[b], four)
+                                    : O::template add_products<BITS>(few[b][m], weights[b], four);
+          const auto code = codes[b][i / kSlabs];
+          if (i == kFew - 1) {
+            sum[b][m][0] = O::few_times(few[b][m], code);
+          } else if (i % kFew == kFew - 1) {
+            sum[b][m][0] = O::add_few_times(sum[b][m][0], few[b][m], code);
+          }
+        } else {
+          auto& into = sum[b][m][i / kSlabs * kPerGroup + i % kPerGroup];
+          into = O::template dot<BITS>(into, weights[b], four);
+        }
+      }
+    }
+  }
+
+  // Row m's total of block `b` with this unit in it.
+  EXO_INLINE typename O::Int added(int b, int m, typename O::Int total,
+                                   const typename O::Int (&codes)[B][HALVES], int multiple) const {
     if constexpr (kAddsFew) {
-      return O::add_multiple(total, sum[m][0], multiple);
+      return O::add_multiple(total, sum[b][m][0], multiple);
     } else {
+      const auto& own = sum[b][m];
       for (int h = 0; h < HALVES; h++) {
-        typename O::Int group = sum[m][h * kPerGroup];
-        for (int s = 1; s < kPerGroup; s++) group = O::add_int(group, sum[m][h * kPerGroup + s]);
-        total = O::add_times(total, group, O::times(codes[h], multiple));
+        typename O::Int group = own[h * kPerGroup];
+        for (int s = 1; s < kPerGroup; s++) group = O::add_int(group, own[h * kPerGroup + s]);
+        total = O::add_times(total, group, O::times(codes[b][h], multiple));
       }
       return total;
     }
   }
 };
 
-// Row y with a super-block's integers in it.
-template <int HALVES>
-EXO_INLINE Ops::Float finish_super(Ops::Float y, Ops::Int total, const QuantizedSuper& x,
-                                   Ops::Float d, Ops::Float factor, const uint8_t* pairs,
-                                   SuperOffsets offsets) {
-  if (!offsets.has_factor && offsets.zero_shift < 0) return Ops::add_scaled(y, d, x.scale, total);
-  const int16_t* sums = HALVES == 1 ? x.unit_sums : x.half_sums;
-  Ops::Int offset = Ops::zero_int();
+// Rows y with a super-block's integers in them. `x` is the first row's, the next one's comes `next`
+// later; 0: all are the same.
+template <int HALVES, int M>
+EXO_INLINE void finish_super(Ops::Float* y, const Ops::Int* total, const QuantizedSuper* x,
+                             int64_t next, Ops::Float d, Ops::Float factor, const uint8_t* pairs,
+                             SuperOffsets offsets) {
+  Ops::Int offset[M];
+  for (auto& sum : offset) sum = Ops::zero_int();
+  if (offsets.has_factor || offsets.zero_shift >= 0) {
 #pragma GCC unroll 8
-  for (int p = 0; p < 4 * HALVES; p++) {
-    offset = Ops::add_pairs(offset, Ops::load_int(pairs + 64 * p), sums + 2 * p);
+    for (int p = 0; p < 4 * HALVES; p++) {
+      const Ops::Int pair = Ops::load_int(pairs + 64 * p);
+      for (int m = 0; m < M; m++) {
+        const QuantizedSuper& row = x[m * next];
+        const int16_t* sums = HALVES == 1 ? row.unit_sums : row.half_sums;
+        offset[m] = Ops::add_pairs(offset[m], pair, sums + 2 * p);
+      }
+    }
   }
-  if (!offsets.has_factor) total = Ops::less_shifted(total, offset, offsets.zero_shift);
-  y = Ops::add_scaled(y, d, x.scale, total);
-  return offsets.has_factor ? Ops::add_scaled(y, factor, x.scale, offset) : y;
+  for (int m = 0; m < M; m++) {
+    const float scale = x[m * next].scale;
+    Ops::Int all = total[m];
+    if (!offsets.has_factor && offsets.zero_shift >= 0) {
+      all = Ops::less_shifted(all, offset[m], offsets.zero_shift);
+    }
+    y[m] = Ops::add_scaled(y[m], d, scale, all);
+    if (offsets.has_factor) y[m] = Ops::add_scaled(y[m], factor, scale, offset[m]);
+  }
 }
 
 // The header of one super-block for 16 outputs, as the kernels want it.
@@ -170,13 +188,14 @@ struct SuperHeader {
 struct SuperActivations {
   const int8_t* values;
   const QuantizedSuper* x;
-  int64_t cols, supers;
+  int64_t stride, supers;
 
-  EXO_INLINE SuperActivations(const QuantizedPart& part, int64_t cols, int64_t row, int64_t super)
-      : values(part.values + row * cols + super * kSuperCols),
-        x(part.supers + row * (cols / kSuperCols) + super),
-        cols(cols),
-        supers(cols / kSuperCols) {}
+  EXO_INLINE SuperActivations(const QuantizedRows& rows, const QuantizedPart& part, int64_t row,
+                              int64_t super)
+      : values(part.values + row * rows.stride + super * kSuperCols),
+        x(part.supers + row * (rows.cols / kSuperCols) + super),
+        stride(rows.stride),
+        supers(rows.cols / kSuperCols) {}
 };
 
 // Adds unit `u`, from the packed weights at `p`, to the totals of the activations' N parts.
@@ -184,19 +203,19 @@ template <Coding C, int M, int N>
 EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, int u,
                                 const SuperActivations* const (&x)[N], Ops::Int (*total)[M]) {
   constexpr int kHalves = SuperTraits<C>::kHalves;
-  Ops::Int codes[kHalves];
-  for (int h = 0; h < kHalves; h++) codes[h] = header.code(u * kHalves + h);
+  Ops::Int codes[1][kHalves];
+  for (int h = 0; h < kHalves; h++) codes[0][h] = header.code(u * kHalves + h);
   UnitSums<weight_bits<C>(), kHalves, M> sums[N];
   prefetch<M, C.bits>(p);
   decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
     for (int n = 0; n < N; n++) {
-      sums[n].add(slab, weights, x[n]->values + u * kUnitCols + 4 * slab, x[n]->cols, codes);
+      sums[n].add(slab, {weights}, x[n]->values + u * kUnitCols + 4 * slab, x[n]->stride, codes);
     }
   });
   for (int n = 0; n < N; n++) {
     for (int m = 0; m < M; m++) {
       const int multiple = x[n]->x[m * x[n]->supers].multiples[u];
-      total[n][m] = sums[n].added(m, total[n][m], codes, multiple);
+      total[n][m] = sums[n].added(0, m, total[n][m], codes, multiple);
     }
   }
 }
@@ -221,7 +240,7 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
   for (int64_t s = 0; s < supers; s++, sums.next()) {
     prefetch<M, kSuperHeader / 64>(p);
     const SuperHeader<C> header(p);
-    const SuperActivations coarse(x.coarse, w.cols, row, s), fine(x.fine, w.cols, row, s);
+    const SuperActivations coarse(x, x.coarse, row, s), fine(x, x.fine, row, s);
     Ops::Int total[2][M];
     for (auto& part : total) {
       for (auto& sum : part) sum = Ops::zero_int();
@@ -241,15 +260,12 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
     if constexpr (kOffsets.has_factor || kOffsets.zero_shift >= 0) header.store_pairs(pairs);
     const Ops::Float d = header.d(), factor = header.factor();
     Ops::Float* y = sums.now();
-    for (int m = 0; m < M; m++) {
-      y[m] = finish_super<T::kHalves>(y[m], total[0][m], coarse.x[m * supers], d, factor, pairs,
-                                      kOffsets);
-    }
-    if (!some_fine) continue;
-    for (int m = 0; m < M; m++) {
-      y[m] = finish_super<T::kHalves>(y[m], total[1][m], fine.x[m * supers], d, factor, pairs,
-                                      kOffsets);
-    }
+    const auto finish = [&](const Ops::Int* sums,
+                            const SuperActivations& of) __attribute__((always_inline)) {
+      finish_super<T::kHalves, M>(y, sums, of.x, supers, d, factor, pairs, kOffsets);
+    };
+    finish(total[0], coarse);
+    if (some_fine) finish(total[1], fine);
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }

@@ -19,6 +19,7 @@ struct Ops {
   };
 
   static constexpr int kMaxRows = most_rows(4);
+  static constexpr int kTileBlocks = 1;
 
   static EXO_INLINE Bytes load(const uint8_t* p) {
     const auto* at = reinterpret_cast<const __m256i*>(p);
@@ -88,7 +89,7 @@ struct Ops {
   }
 #ifdef EXO_AVXVNNI
   static EXO_INLINE Int times(Int codes, int by) {
-    const __m256i low = _mm256_set1_epi32(by & 0xffff);
+    const __m256i low = _mm256_set1_epi32(by);
     return {_mm256_madd_epi16(codes.v[0], low), _mm256_madd_epi16(codes.v[1], low)};
   }
   static EXO_INLINE Int add_times(Int sum, Int a, Int b) {

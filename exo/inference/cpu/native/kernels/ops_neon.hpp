@@ -20,6 +20,7 @@ struct Ops {
   };
 
   static constexpr int kMaxRows = most_rows(4);
+  static constexpr int kTileBlocks = 1;
 
   static EXO_INLINE Bytes load(const uint8_t* p) {
     return {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};

@@ -16,6 +16,7 @@
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
 //   less_shifted(a, b, count): a - (b << count).
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
+//   kTileBlocks: blocks of decoded weights that a tile takes at once.
 #pragma once
 
 #include "vector.hpp"
@@ -34,6 +35,7 @@ struct Ops {
   };
 
   static constexpr int kMaxRows = most_rows(4);
+  static constexpr int kTileBlocks = 1;
 
   template <typename T>
   static EXO_INLINE T read(const void* p) {

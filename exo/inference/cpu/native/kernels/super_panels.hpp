@@ -79,73 +79,97 @@ struct Ahead {
   int lines;
 };
 
-// Adds those units of a super-block of a panel whose byte in `units` is not 0 to M outputs.
-template <int BITS, int HALVES, int M>
-__attribute__((noinline)) void add_super(const uint8_t* slabs, SuperScales<HALVES> scales,
-                                         const SuperActivations& x, uint64_t units,
-                                         SuperOffsets offsets, Ahead ahead, Ops::Float* y) {
-  Ops::Int total[M];
-  for (auto& sum : total) sum = Ops::zero_int();
+// One super-block of B blocks in panels, `apart` bytes from one to the next.
+template <int HALVES>
+struct SuperPanel {
+  const uint8_t* slabs;
+  SuperScales<HALVES> scales;
+  int64_t apart = 0;
+
+  EXO_INLINE const uint8_t* slabs_of(int b) const { return slabs + b * apart; }
+  EXO_INLINE SuperScales<HALVES> scales_of(int b) const { return {scales.at + b * apart}; }
+};
+
+// Adds those units whose byte in `units` is not 0 to M outputs of each of B blocks.
+template <int BITS, int HALVES, int M, int B>
+__attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const SuperActivations& x,
+                                         uint64_t units, SuperOffsets offsets, Ahead ahead,
+                                         Ops::Float* y) {
+  Ops::Int total[B][M];
+  for (auto& block : total) {
+    for (auto& sum : block) sum = Ops::zero_int();
+  }
   for (; units != 0; units &= units - 1) {
     const int u = __builtin_ctzll(units) / 8;
     for (int i = 0; i < ahead.lines; i++, ahead.at += 64) __builtin_prefetch(ahead.at);
-    const uint8_t* from = slabs + 512 * u;
     const int8_t* values = x.values + kUnitCols * u;
-    Ops::Int codes[HALVES];
-    for (int h = 0; h < HALVES; h++) codes[h] = Ops::load_int(scales.code(u * HALVES + h));
-    UnitSums<BITS, HALVES, M> sums;
+    Ops::Int codes[B][HALVES];
+    for (int b = 0; b < B; b++) {
+      for (int h = 0; h < HALVES; h++) {
+        codes[b][h] = Ops::load_int(panel.scales_of(b).code(u * HALVES + h));
+      }
+    }
+    UnitSums<BITS, HALVES, M, B> sums;
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-      sums.add(i, Ops::load(from + 64 * i), values + 4 * i, x.cols, codes);
+      Ops::Bytes weights[B];
+      for (int b = 0; b < B; b++) weights[b] = Ops::load(panel.slabs_of(b) + 512 * u + 64 * i);
+      sums.add(i, weights, values + 4 * i, x.stride, codes);
     }
     for (int m = 0; m < M; m++) {
-      total[m] = sums.added(m, total[m], codes, x.x[m * x.supers].multiples[u]);
+      const int32_t multiple = x.x[m * x.supers].multiples[u];
+      for (int b = 0; b < B; b++) total[b][m] = sums.added(b, m, total[b][m], codes, multiple);
     }
   }
-  const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
-  for (int m = 0; m < M; m++) {
-    y[m] =
-        finish_super<HALVES>(y[m], total[m], x.x[m * x.supers], d, factor, scales.pairs(), offsets);
+  for (int b = 0; b < B; b++, y += M) {
+    const SuperScales<HALVES> scales = panel.scales_of(b);
+    const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
+    finish_super<HALVES, M>(y, total[b], x.x, x.supers, d, factor, scales.pairs(), offsets);
   }
 }
 
 inline constexpr uint64_t kAllUnits = 0x0101010101010101;
 
-// Adds one super-block of a panel, the coarse and the fine part, to a tile of M rows from `row` on.
-template <int BITS, int HALVES, int M>
-void add_both_parts(const uint8_t* slabs, SuperScales<HALVES> scales, const QuantizedRows& x,
+// Adds one super-block, the coarse and the fine part, to a tile of M rows from `row` on.
+template <int BITS, int HALVES, int M, int B>
+void add_both_parts(const SuperPanel<HALVES>& panel, const QuantizedRows& x,
                     const uint8_t* any_fine, SuperOffsets offsets, int64_t row, int64_t super,
                     Ahead ahead, Ops::Float* y) {
   uint64_t units;  // a byte of 0 or 1 each
   __builtin_memcpy(&units, any_fine + super * QuantizedSuper::kUnits, sizeof units);
-  const SuperActivations coarse(x.coarse, x.cols, row, super);
-  add_super<BITS, HALVES, M>(slabs, scales, coarse, kAllUnits, offsets, ahead, y);
+  const SuperActivations coarse(x, x.coarse, row, super);
+  add_super<BITS, HALVES, M, B>(panel, coarse, kAllUnits, offsets, ahead, y);
   if (units == 0) return;
-  const SuperActivations fine(x.fine, x.cols, row, super);
-  add_super<BITS, HALVES, M>(slabs, scales, fine, units, offsets, {}, y);
+  const SuperActivations fine(x, x.fine, row, super);
+  add_super<BITS, HALVES, M, B>(panel, fine, units, offsets, {}, y);
 }
 
-template <int BITS, int HALVES>
+template <int BITS, int HALVES, int B>
 void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
                             const uint8_t* any_fine, SuperOffsets offsets, int64_t row,
                             int64_t rows, int64_t block, float* out, int64_t stride) {
   constexpr int M = Ops::kMaxRows;
   const int64_t supers = w.cols / kSuperCols;
-  PartSums<M> sums(w.parts, supers);
-  SuperScales<HALVES> scales{reinterpret_cast<uint8_t*>(panel.scales)};
-  for (int64_t s = 0; s < supers; s++, scales.at += SuperScales<HALVES>::kBytes, sums.next()) {
-    const uint8_t* slabs = panel.slabs + s * kSuperCols * kBlockRows;
-    add_both_parts<BITS, HALVES, M>(slabs, scales, x, any_fine, offsets, row, s, {}, sums.now());
+  PartSums<B * M> sums(w.parts, supers);
+  SuperPanel<HALVES> at{panel.slabs, {reinterpret_cast<uint8_t*>(panel.scales)}, panel.apart};
+  for (int64_t s = 0; s < supers; s++, sums.next()) {
+    add_both_parts<BITS, HALVES, M, B>(at, x, any_fine, offsets, row, s, {}, sums.now());
+    at.slabs += kSuperCols * kBlockRows;
+    at.scales.at += SuperScales<HALVES>::kBytes;
   }
-  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int b = 0; b < B; b++) {
+    for (int m = 0; m < rows; m++) {
+      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
+    }
+  }
 }
 
 template <int BITS, int HALVES>
-using AddParts = void (*)(const uint8_t*, SuperScales<HALVES>, const QuantizedRows&, const uint8_t*,
+using AddParts = void (*)(const SuperPanel<HALVES>&, const QuantizedRows&, const uint8_t*,
                           SuperOffsets, int64_t, int64_t, Ahead, Ops::Float*);
 template <int BITS, int HALVES, int M>
 constexpr AddParts<BITS, HALVES> add_parts() {
-  if constexpr (M <= Ops::kMaxRows) return add_both_parts<BITS, HALVES, M>;
+  if constexpr (M <= Ops::kMaxRows) return add_both_parts<BITS, HALVES, M, 1>;
   return nullptr;
 }
 template <int BITS, int HALVES>
@@ -186,8 +210,8 @@ void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t*
     for (int64_t t = 0; t < tiles; t++, ahead = {}) {
       const uint8_t* fine = any_fine + t * flags;
       const int64_t row = first + t * kRows;
-      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](slabs, {memory}, x, fine, super_offsets<C>(),
-                                                       row, s, ahead, parts[t][part]);
+      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](
+          {slabs, {memory}}, x, fine, super_offsets<C>(), row, s, ahead, parts[t][part]);
     }
   }
   for (int64_t t = 0; t < tiles; t++) {

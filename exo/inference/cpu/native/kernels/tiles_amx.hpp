@@ -66,7 +66,7 @@ struct TileUnit {
 
 // The steps of a tile of rows (linear_blocks.hpp), kept for all blocks of outputs that they meet.
 struct TileSteps {
-  int64_t count;
+  int64_t count, stride;
   struct Step {
     const int8_t* values;  // of the first row
     int64_t group;
@@ -80,7 +80,7 @@ struct TileSteps {
 
   TileSteps(uint8_t* memory, const Matrix&, const QuantizedRows& x, int64_t row, int64_t rows,
             const uint8_t* any_fine)
-      : count(0) {
+      : count(0), stride(x.stride) {
     const int64_t groups = x.cols / x.group;
     scales = reinterpret_cast<float*>(memory);
     sums = scales + 2 * groups * 16;
@@ -92,7 +92,7 @@ struct TileSteps {
  private:
   void add(const QuantizedRows& x, const QuantizedPart& part, int64_t row, int64_t rows,
            int64_t g) {
-    steps[count] = {part.values + row * x.cols + g * x.group, g};
+    steps[count] = {part.values + row * x.stride + g * x.group, g};
     for (int64_t m = 0; m < 16; m++) {
       const int64_t at = (row + (m < rows ? m : rows - 1)) * (x.cols / x.group) + g;
       scales[16 * count + m] = part.groups[at].scale;
@@ -105,12 +105,12 @@ struct TileSteps {
 // The integer sums of one group, 16 rows by 16 outputs, `values` being the first row's. Rows past
 // the last one of a short tile are computed from whatever the buffer holds and dropped.
 EXO_INLINE void multiply_group(const Matrix& w, const Panel& panel, const int8_t* values,
-                               int64_t group, int32_t* sum) {
+                               int64_t stride, int64_t group, int32_t* sum) {
   const int columns = w.group < 64 ? w.group : 64;
   TileUnit tiles;
   tiles.zero();
   for (int k = 0; k < w.group; k += columns) {
-    tiles.multiply(values + k, w.cols, panel.slabs + (group * w.group + k) * kBlockRows, columns);
+    tiles.multiply(values + k, stride, panel.slabs + (group * w.group + k) * kBlockRows, columns);
   }
   tiles.store(sum);
 }
@@ -125,7 +125,8 @@ inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps
 #pragma GCC unroll 16
   for (int m = 0; m < 16; m++) y[m] = Ops::zero_float();
   const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
-    multiply_group(w, panel, todo.steps[i].values, todo.steps[i].group, sums[i % 2]);
+    const auto& step = todo.steps[i];
+    multiply_group(w, panel, step.values, todo.stride, step.group, sums[i % 2]);
   };
   multiply(0);
   PartSums<16> parts(w.parts, w.parts);
@@ -157,7 +158,7 @@ struct SuperTileSteps {
     int64_t group;                // of all columns
     const QuantizedSuper* ended;  // what this is the last step of, the first row's; or null
   };
-  int64_t count, rows, supers;
+  int64_t count, rows, supers, stride;
   Step* steps;
   int32_t* multiples;  // [count][16], by row; rows past the last are its copies
 
@@ -167,12 +168,12 @@ struct SuperTileSteps {
 
   SuperTileSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row,
                  int64_t rows, const uint8_t* any_fine)
-      : count(0), rows(rows), supers(x.cols / kSuperCols) {
+      : count(0), rows(rows), supers(x.cols / kSuperCols), stride(x.stride) {
     multiples = reinterpret_cast<int32_t*>(memory);
     steps = reinterpret_cast<Step*>(multiples + 2 * w.groups() * 16);
     for (int64_t s = 0; s < supers; s++, any_fine += QuantizedSuper::kUnits) {
       for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
-        const SuperActivations of(*part, x.cols, row, s);
+        const SuperActivations of(x, *part, row, s);
         const int64_t before = count;
         for (int u = 0; u < QuantizedSuper::kUnits; u++) {
           if (part == &x.coarse || any_fine[u]) add(w, of, s, u);
@@ -207,7 +208,8 @@ void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileS
   for (int m = 0; m < 16; m++) total[m] = Ops::zero_int();
   PartSums<16> parts(w.parts, todo.supers);
   const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
-    multiply_group(w, panel, todo.steps[i].values, todo.steps[i].group, sums[i % 2]);
+    const auto& step = todo.steps[i];
+    multiply_group(w, panel, step.values, todo.stride, step.group, sums[i % 2]);
   };
   multiply(0);
   for (int64_t i = 0; i < todo.count; i++) {
@@ -227,8 +229,8 @@ void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileS
     Ops::Float* y = parts.now();
 #pragma GCC unroll 16
     for (int m = 0; m < 16; m++) {
-      y[m] = finish_super<HALVES>(y[m], total[m], todo.of_row(step.ended, m), d, factor,
-                                  scales.pairs(), offsets);
+      finish_super<HALVES, 1>(y + m, total + m, &todo.of_row(step.ended, m), 0, d, factor,
+                              scales.pairs(), offsets);
       total[m] = Ops::zero_int();
     }
     if (i + 1 == todo.count || todo.steps[i + 1].group / Scales::kGroups != super) parts.next();
