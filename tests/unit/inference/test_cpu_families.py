@@ -42,8 +42,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "long_factor": [1.0 + 0.2 * i for i in range(8)],
     },
 }
-TWINS = ("mistral", "kimi_k2")
-"""Names that mlx-lm has for another family's class."""
+TWINS = ("mistral", "kimi_k2", "falcon")
+"""Names that mlx-lm has for another family's class, or for none (test_falcon.py)."""
 
 CASES = [
     *((family, {}) for family in FAMILIES if family not in TWINS),

@@ -82,7 +82,31 @@ def test_dense_linear_is_exact_up_to_the_order_of_sums(dtype: mx.Dtype) -> None:
     x = activations(9, 90)
     assert np.array_equal(packed.read_rows(np.arange(75, dtype=np.int32)), wide)
     expected = x.astype(np.float64) @ wide.T
+    assert np.abs(packed.apply(x, precise=True) - expected).max() < 1e-5 * np.abs(expected).max()
+    if dtype == mx.bfloat16:
+        expected = rounded_to_bfloat16(x).astype(np.float64) @ wide.T
     assert np.abs(packed.apply(x) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def rounded_to_bfloat16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.array(mx.array(x).astype(mx.bfloat16).astype(mx.float32))
+
+
+@pytest.mark.parametrize("columns", [42, 77, 256, 1000])
+def test_bfloat16_gives_the_same_bits_for_any_number_of_rows(columns: int, isa: str) -> None:
+    """Tiles of 8, 4, 2 and 1 rows and of several blocks, chunks of 64 rows, columns that have no
+    pair; a value halfway between two bfloat16 goes to the even one."""
+    weight = mx.random.normal((75, columns)).astype(mx.bfloat16)
+    packed = native.pack_dense(raw(weight), native.DType.BF16, 75, columns)
+    x = activations(71, columns)
+    x[0, :2] = [1 + 2**-8, 1 + 3 * 2**-8]
+    whole = packed.apply(x)
+    expected = rounded_to_bfloat16(x).astype(np.float64) @ np.array(weight.astype(mx.float32)).T
+    assert np.abs(whole - expected).max() < 1e-5 * np.abs(expected).max()
+    for rows in (1, 2, 3, 5, 8, 15, 64, 65):
+        assert np.array_equal(packed.apply(x[:rows]), whole[:rows])
+    native.choose_isa("portable")
+    assert np.array_equal(packed.apply(x), whole)
 
 
 @pytest.mark.parametrize("group", [32, 128, 200])

@@ -154,6 +154,22 @@ inline F fmadd_ps(F a, F b, F c) {
   return each<float, F>([&](int i) { return std::fma(x.at[i], y.at[i], z.at[i]); });
 }
 
+template <typename V>
+inline F dpbf16_ps(F sum, V a, V b) {
+  const auto s = lanes<float>(sum);
+  const auto x = lanes<uint16_t>(a), y = lanes<uint16_t>(b);
+  const auto wide = [](uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float found;
+    std::memcpy(&found, &bits, sizeof found);
+    return found;
+  };
+  return each<float, F>([&](int i) {
+    const float odd = std::fma(wide(x.at[2 * i + 1]), wide(y.at[2 * i + 1]), s.at[i]);
+    return std::fma(wide(x.at[2 * i]), wide(y.at[2 * i]), odd);
+  });
+}
+
 }  // namespace exo::emulated
 
 // Some of them are macros already.
@@ -193,3 +209,4 @@ inline F fmadd_ps(F a, F b, F c) {
 #define _mm512_add_ps exo::emulated::add_ps
 #define _mm512_mul_ps exo::emulated::mul_ps
 #define _mm512_fmadd_ps exo::emulated::fmadd_ps
+#define _mm512_dpbf16_ps exo::emulated::dpbf16_ps

@@ -116,6 +116,15 @@ MatrixPtr random_dense(int64_t rows, int64_t cols) {
   return pack_dense({as_bytes(values), DType::kFloat32, cols, 1}, rows, cols);
 }
 
+MatrixPtr random_bfloat16(int64_t rows, int64_t cols) {
+  const auto values = random_floats(static_cast<size_t>(rows * cols), 0.1f);
+  std::vector<uint16_t> halves(values.size());
+  for (size_t i = 0; i < values.size(); i++)
+    std::memcpy(&halves[i], as_bytes(values) + 4 * i + 2, 2);
+  const auto* data = reinterpret_cast<const uint8_t*>(halves.data());
+  return pack_dense({data, DType::kBFloat16, cols, 1}, rows, cols);
+}
+
 // The last group is shorter.
 MatrixPtr random_float8(int64_t rows, int64_t cols, int group) {
   const auto values = random_bytes(static_cast<size_t>(rows * cols));
@@ -473,6 +482,8 @@ void check_formats() {
   // Sums of several parts.
   check_linear(random_affine(18, 256, 8, 32), "8 parts");
   check_linear(random_dense(18, 72), "8 parts, dense");
+  check_linear(random_bfloat16(53, 96), "8 parts, bfloat16");
+  check_linear(random_bfloat16(21, 75), "bfloat16, columns without a pair");
   for (const GgmlFormat& format : exo::ggml_formats()) {
     if (std::string(format.name) == "Q4_K") check_linear(random_ggml(format, 18, 1024), "4 parts");
   }

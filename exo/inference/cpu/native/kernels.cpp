@@ -69,6 +69,10 @@ bool has_avx512() {
   return has_avx2() && system_saves(0xe6) && f_dq_bw_vl && vnni;
 }
 
+bool has_bfloat16_dots() {
+  return has_avx512() && extended_features().eax >= 1 && bit(cpuid(7, 1).eax, 5);
+}
+
 // AMX's state is large, so Linux gives it only to a process that asks.
 // https://docs.kernel.org/arch/x86/xstate.html
 bool has_amx() {
@@ -111,6 +115,10 @@ bool is_amd() {
   return false;
 #endif
 }
+
+#if !defined(__x86_64__)
+bool has_bfloat16_dots() { return false; }
+#endif
 
 bool always() { return true; }
 
@@ -188,6 +196,7 @@ const KernelTable*& chosen() {
 }  // namespace
 
 const bool kWeightsPassBy = is_amd();
+const bool kHasBfloat16Dots = has_bfloat16_dots();
 
 const KernelTable& kernels() { return *chosen(); }
 

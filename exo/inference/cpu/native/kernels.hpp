@@ -45,22 +45,31 @@ struct QuantizedPart {
   }
 };
 
+inline constexpr int kPairCols = 2;  // as a group of columns: for bfloat16 weights
+
 // Bytes from one row's values to the next one's: an odd number of cache lines. Kernels read the
 // same columns of several rows, and an L1 cache has no room for many lines whose addresses are a
 // power of two apart (with 2,048, Zen 5 reads them a quarter as fast).
-inline constexpr int64_t row_stride(int64_t cols) { return ((cols + 63) / 64 | 1) * 64; }
+inline constexpr int64_t row_stride(int64_t cols, int group) {
+  const int64_t bytes = group == kPairCols ? (cols + 1) / 2 * 8 : cols;
+  return ((bytes + 63) / 64 | 1) * 64;
+}
 
 // Rows of activations, quantized. Where one value dwarfs the others of its group, a byte leaves
 // these nothing: such a group is marked in `is_fine` [rows, cols / flag_cols()], and `fine` holds
 // what `coarse` left over. In other groups `fine` has the scale (or the multiple) and the sum 0 and
 // no values. Memory goes on for 15 rows past the last: a kernel that takes 16 at a time reads, not
 // uses, them.
+//
+// For bfloat16 weights, `group` being kPairCols, rows are rounded to bfloat16: `coarse.values`
+// holds them two by two, or as floats, as the instruction set wants them, and there is nothing
+// else.
 struct QuantizedRows {
   QuantizedPart coarse;
   QuantizedPart fine;
   uint8_t* is_fine;
   int64_t cols, stride;
-  int group;  // kSuperCols: as super-blocks read them, in units
+  int group;  // kSuperCols: as super-blocks read them, in units; kPairCols: bfloat16
 
   // A part from `row` on.
   QuantizedPart from_row(const QuantizedPart& part, int64_t row) const {
@@ -134,6 +143,9 @@ struct Partial {
 // fetches ahead there: decoding takes twice as long (Sapphire Rapids).
 extern const bool kWeightsPassBy;
 
+// Whether this processor has AVX512-BF16.
+extern const bool kHasBfloat16Dots;
+
 // One token for some rows of a recurrent state: state = decay * state + change (outer) key, and
 // out = state query.
 struct StateStep {
@@ -154,6 +166,9 @@ struct KernelTable {
   // out[row * stride + n] = W x + bias for n in the rows of blocks [begin, end).
   void (*linear_int8)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                       int64_t end, float* out, int64_t stride);
+  // The same of bfloat16 weights.
+  void (*linear_bfloat16)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
+                          int64_t end, float* out, int64_t stride);
   // The same from float activations: x float32 [rows, cols].
   void (*linear_float)(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
                        float* out, int64_t stride);

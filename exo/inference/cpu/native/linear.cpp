@@ -24,7 +24,10 @@ void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) 
   const Matrix& w = *job.weights;
   const int group = activation_group(w, precise);
   float* out = job.out;
-  if (group == 0) {
+  if (group == kPairCols) {
+    const QuantizedRows x = job.x->quantized(group, job.first);
+    k.linear_bfloat16(w, x, job.count, begin, end, out, job.stride);
+  } else if (group == 0) {
     const float* x = job.x->values() + job.first * job.x->cols();
     k.linear_float(w, x, job.count, begin, end, out, job.stride);
   } else {
@@ -37,16 +40,21 @@ void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) 
 void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& groups) {
   rows_ = rows, cols_ = cols;
   values_.resize(static_cast<size_t>(rows * cols));
-  const int64_t padded = rows + kRowsPast, stride = row_stride(cols);
+  const int64_t padded = rows + kRowsPast;
   size_t used = 0;
   for (const int group : groups) {
     if (group == 0) continue;
     if (used == quantized_.size()) quantized_.emplace_back();
     Quantized& q = quantized_[used++];
     q.group = group;
+    const auto values = static_cast<size_t>(padded * row_stride(cols, group));
+    if (group == kPairCols) {
+      q.coarse.values.resize(values);
+      continue;
+    }
     const auto scales = static_cast<size_t>(padded * (cols / group));
     for (Part* part : {&q.coarse, &q.fine}) {
-      part->values.resize(static_cast<size_t>(padded * stride));
+      part->values.resize(values);
       part->groups.resize(group == kSuperCols ? 0 : scales);
       part->supers.resize(group == kSuperCols ? scales : 0);
     }
@@ -61,7 +69,7 @@ QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
     using Value = typename std::decay_t<decltype(v)>::value_type;
     return v.empty() ? nullptr : const_cast<Value*>(v.data()) + i;
   };
-  const int64_t row = first * (cols / group), stride = row_stride(cols);
+  const int64_t row = first * (cols / group), stride = row_stride(cols, group);
   const auto from = [&](const Part& part) -> QuantizedPart {
     return {at(part.values, first * stride), at(part.groups, row), at(part.supers, row)};
   };
@@ -91,11 +99,15 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
   for (size_t i = 0; i < quantized_.size(); i++) {
     Quantized& q = quantized_[i];
     const Quantized& other = from.quantized_[i];
-    const int64_t scales = cols_ / q.group;
+    const int64_t scales = cols_ / q.group, stride = row_stride(cols_, q.group);
+    if (q.group == kPairCols) {
+      copy(q.coarse.values, other.coarse.values, to, row, stride);
+      continue;
+    }
     for (Part Quantized::* part : {&Quantized::coarse, &Quantized::fine}) {
       Part& out = q.*part;
       const Part& in = other.*part;
-      copy(out.values, in.values, to, row, row_stride(cols_));
+      copy(out.values, in.values, to, row, stride);
       if (q.group == kSuperCols) {
         copy(out.supers, in.supers, to, row, scales);
       } else {
@@ -107,7 +119,9 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
 }
 
 int activation_group(const Matrix& weights, bool precise) {
-  if (precise || !weights.is_quantized()) return 0;
+  if (precise) return 0;
+  if (weights.is_in_pairs()) return kPairCols;
+  if (!weights.is_quantized()) return 0;
   return weights.is_super ? kSuperCols : weights.group;
 }
 

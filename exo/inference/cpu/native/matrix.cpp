@@ -81,6 +81,19 @@ void pack_dense_block(const Matrix& m, const DenseSource& source, int64_t index)
   }
 }
 
+// bfloat16: two columns of a row side by side.
+void pack_pairs_block(const Matrix& m, const DenseSource& source, int64_t index) {
+  uint8_t* block = m.data.data() + index * m.block_bytes();
+  const int64_t count = std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows);
+  const uint8_t* column = source.values + index * kBlockRows * source.row_step * 2;
+  for (int64_t c = 0; c < m.cols; c++, column += source.column_step * 2) {
+    uint8_t* out = block + c / 2 * 4 * kBlockRows + c % 2 * 2;
+    for (int64_t r = 0; r < count; r++) {
+      std::memcpy(out + 4 * r, column + r * source.row_step * 2, 2);
+    }
+  }
+}
+
 void check_shape(bool fits, const char* what, int64_t rows, int64_t cols, int bits, int group) {
   if (!fits) {
     throw std::invalid_argument(std::string(what) + ": " + std::to_string(rows) + " x " +
@@ -175,7 +188,7 @@ float to_float(const void* values, DType dtype, int64_t index) {
 }
 
 void Matrix::allocate() {
-  const int64_t step = is_super ? kSuperCols : group > 0 ? group : 1;
+  const int64_t step = is_super ? kSuperCols : group > 0 ? group : is_in_pairs() ? 2 : 1;
   while (parts < kMostParts && cols % (2 * parts * step) == 0) parts *= 2;
   data = Buffer(blocks() * block_bytes());
 }
@@ -222,7 +235,11 @@ void Matrix::read_row(int64_t row, float* out) const {
     return;
   }
   if (!is_quantized()) {
-    for (int64_t c = 0; c < cols; c++) out[c] = to_float(start, dtype, c * kBlockRows + r);
+    for (int64_t c = 0; c < cols; c++) {
+      const int64_t at =
+          is_in_pairs() ? c / 2 * 2 * kBlockRows + 2 * r + c % 2 : c * kBlockRows + r;
+      out[c] = to_float(start, dtype, at);
+    }
     for (int64_t c = 0; group != 0 && c < cols; c++) {
       out[c] *= float8_scales(start, c / group)[r] * 0x1p-8f;
     }
@@ -267,6 +284,7 @@ std::shared_ptr<Matrix> pack_dense(const DenseSource& source, int64_t rows, int6
   m->rows = rows, m->cols = cols, m->dtype = dtype;
   m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {
+    if (m->is_in_pairs()) return pack_pairs_block(*m, source, i);
     dtype == DType::kFloat32 ? pack_dense_block<uint32_t>(*m, source, i)
                              : pack_dense_block<uint16_t>(*m, source, i);
   });

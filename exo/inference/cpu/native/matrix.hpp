@@ -239,9 +239,10 @@ constexpr SuperForm super_form(Coding coding) {
 //   a line of 16 bytes for each group: its codes; where offsets have codes of their own, as many
 //   lines again. super_form() says which. w = unit * d * code * (q - zero) + factor * offset code.
 //
-// Dense: a block is [cols][16] values of `dtype`; of kFloat8, then 16 float32 scales for each group
-// of columns, the last of which may be shorter. w = scale * value, rounded to float32; the scales
-// are held 2^8 times larger, since kernels read the values so much smaller.
+// Dense: a block is [cols][16] values of `dtype`, of kBFloat16 [cols / 2][16][2]; of kFloat8, then
+// 16 float32 scales for each group of columns, the last of which may be shorter. w = scale * value,
+// rounded to float32; the scales are held 2^8 times larger, since kernels read the values so much
+// smaller.
 //
 // Of kFloat4 a block is groups of 16 columns; a group is 8 lines of 16 bytes, byte r of line j
 // holding columns 2j (its low half) and 2j + 1 of row r, then 16 E4M3 scales. w = (scale * `scale`)
@@ -267,6 +268,7 @@ struct Matrix {
   void allocate();
 
   bool is_quantized() const { return bits != 0; }
+  bool is_in_pairs() const { return !is_quantized() && dtype == DType::kBFloat16; }
   Coding coding() const { return {bits, table}; }
   int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
   int64_t groups() const { return group == 0 ? 0 : (cols + group - 1) / group; }
@@ -276,6 +278,7 @@ struct Matrix {
     if (is_super) return cols / kSuperCols * super_bytes();
     if (is_quantized()) return groups() * group_bytes();
     if (dtype == DType::kFloat4) return groups() * kFloat4Group;
+    if (is_in_pairs()) return (cols + 1) / 2 * kBlockRows * 4;
     return cols * kBlockRows * size_of(dtype) + groups() * kBlockRows * 4;
   }
   // Of a block of kFloat8, group `index`: [16].

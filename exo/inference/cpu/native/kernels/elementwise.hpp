@@ -1,7 +1,7 @@
 // Kernels that take one row at a time.
 #pragma once
 
-#include "vector.hpp"
+#include "linear_bfloat16.hpp"
 
 namespace exo::EXO_ISA {
 
@@ -252,6 +252,7 @@ inline void quantize_supers(const float* x, int64_t rows, const QuantizedRows& o
 // The largest value of a group becomes 127; what is left over, at most half a step, again.
 inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out, int64_t first,
                           bool all_fine) {
+  if (out.group == kPairCols) return round_rows(x, rows, out, first);
   if (out.group == kSuperCols) return quantize_supers(x, rows, out, first, all_fine);
   const int64_t groups = out.cols / out.group;
   for (int64_t r = 0; r < rows; r++) {

@@ -28,6 +28,11 @@ EXO_INLINE VecF column(const uint8_t* block, int64_t k, int lane) {
   if constexpr (T == DType::kFloat4) {
     const uint8_t* group = block + k / kFloat4Cols * kFloat4Group;
     return load_f4(group + k % kFloat4Cols / 2 * kBlockRows + lane, k % 2 != 0);
+  } else if constexpr (T == DType::kBFloat16) {
+    typedef uint32_t VecU __attribute__((vector_size(W * 4)));
+    VecU pairs;
+    __builtin_memcpy(&pairs, block + (k / 2 * kBlockRows + lane) * 4, sizeof pairs);
+    return (VecF)(k % 2 == 0 ? pairs << 16 : pairs & 0xffff0000u);
   } else {
     return load<T>(block, k * kBlockRows + lane);
   }
@@ -75,7 +80,7 @@ void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, co
   }
 }
 
-// Tiles of four rows, and one of what is left.
+// Tiles of as many rows as registers allow, or four, and one of what is left.
 template <DType T, int B>
 void float_rows(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
                 int64_t rows, int64_t block, float* out, int64_t stride) {
@@ -84,6 +89,10 @@ void float_rows(const Matrix& w, const uint8_t* weights, int64_t block_bytes, co
                                  out + row * stride, stride);
   };
   int64_t row = 0;
+  if constexpr (B == 1 && T == DType::kFloat32 && Ops::kMaxRows > 4) {
+    constexpr int kMost = Ops::kMaxRows;
+    for (; row + kMost <= rows; row += kMost) tile(std::integral_constant<int, kMost>{}, row);
+  }
   if constexpr (B == 1) {
     for (; row + 4 <= rows; row += 4) tile(std::integral_constant<int, 4>{}, row);
   }

@@ -73,6 +73,12 @@ struct Ops {
     __builtin_memcpy(&word, four, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
   }
+  // Two columns of 16 outputs, and those two of a row.
+  static EXO_INLINE Float add_bf16(Float y, Int weights, const int8_t* two) {
+    int32_t word;
+    __builtin_memcpy(&word, two, 4);
+    return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
+  }
   static constexpr int kWeightBits = 8;  // one dot product for all
   static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
 

@@ -3,6 +3,7 @@
 
 #include "attention.hpp"
 #include "elementwise.hpp"
+#include "linear_bfloat16.hpp"
 #include "linear_float.hpp"
 #include "linear_int8.hpp"
 #include "recurrent.hpp"
@@ -11,8 +12,9 @@ namespace exo::EXO_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {
-    EXO_ISA_NAME, quantize_rows, linear_int8, linear_float, rms_norm, layer_norm, add_scaled, gate,
-    rotate,       store_key,     store_value, attend_chunk, merge,    normalize,  convolve,   recur,
+    EXO_ISA_NAME, quantize_rows, linear_int8, linear_bfloat16, linear_float, rms_norm,
+    layer_norm,   add_scaled,    gate,        rotate,          store_key,    store_value,
+    attend_chunk, merge,         normalize,   convolve,        recur,
 };
 
 }  // namespace exo::EXO_ISA
