@@ -30,6 +30,8 @@ struct QuantizedSuper {
   int32_t multiples[kUnits];
   int16_t unit_sums[kUnits];      // multiple * total
   int16_t half_sums[2 * kUnits];  // of each 16 columns
+  int32_t unit_less[kUnits];      // -total
+  int32_t half_less[2 * kUnits];
 };
 inline constexpr int kMostMultiple = 8;
 

@@ -221,18 +221,21 @@ inline void quantize_super(const float* x, bool all_fine, int8_t* values, Quanti
     int sums[2], rests[2] = {};
     for (int h = 0; h < 2; h++) {
       const int at = u * kUnitCols + h * (kUnitCols / 2);
-      sums[h] = multiple * quantize_group(x + at, kUnitCols / 2, inverse, values + at);
+      sums[h] = quantize_group(x + at, kUnitCols / 2, inverse, values + at);
       if (is_fine[u]) {
-        rests[h] =
-            multiple * quantize_rest(x + at, kUnitCols / 2, values + at, step, inverse, rest + at);
+        rests[h] = quantize_rest(x + at, kUnitCols / 2, values + at, step, inverse, rest + at);
       }
-      coarse.half_sums[2 * u + h] = static_cast<int16_t>(sums[h]);
-      fine.half_sums[2 * u + h] = static_cast<int16_t>(rests[h]);
+      coarse.half_sums[2 * u + h] = static_cast<int16_t>(multiple * sums[h]);
+      fine.half_sums[2 * u + h] = static_cast<int16_t>(multiple * rests[h]);
+      coarse.half_less[2 * u + h] = -sums[h];
+      fine.half_less[2 * u + h] = -rests[h];
     }
     coarse.multiples[u] = multiple;
     fine.multiples[u] = of_fine;
-    coarse.unit_sums[u] = static_cast<int16_t>(sums[0] + sums[1]);
-    fine.unit_sums[u] = static_cast<int16_t>(rests[0] + rests[1]);
+    coarse.unit_sums[u] = static_cast<int16_t>(multiple * (sums[0] + sums[1]));
+    fine.unit_sums[u] = static_cast<int16_t>(multiple * (rests[0] + rests[1]));
+    coarse.unit_less[u] = -(sums[0] + sums[1]);
+    fine.unit_less[u] = -(rests[0] + rests[1]);
   }
 }
 

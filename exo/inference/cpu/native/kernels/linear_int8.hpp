@@ -176,12 +176,6 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   }
   const int64_t slab_bytes = w.cols * kBlockRows;
   const int64_t panel_bytes = slab_bytes + Panels::scale_bytes(w);
-  const int64_t several = kPanelBytes / panel_bytes < 1 ? 1 : kPanelBytes / panel_bytes;
-  const int64_t step = several < end - begin ? several : end - begin;
-  const size_t step_bytes = Panels::Steps::bytes(w);
-  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes + flags) + step_bytes);
-  uint8_t* step_memory = memory + step * panel_bytes;
-  uint8_t* fine = step_memory + step_bytes;
 #ifdef EXO_TILES
   const TileUnit::Session session(w.group);
   constexpr int64_t kRows = TileUnit::kRows;
@@ -190,6 +184,14 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   constexpr int64_t kRows = Ops::kMaxRows;
   constexpr int kBlocks = Ops::kTileBlocks;
 #endif
+  // As many panels as stay in a cache, in whole tiles.
+  const int64_t fit = kPanelBytes / panel_bytes / kBlocks * kBlocks;
+  const int64_t several = fit < kBlocks ? kBlocks : fit;
+  const int64_t step = several < end - begin ? several : end - begin;
+  const size_t step_bytes = Panels::Steps::bytes(w);
+  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes + flags) + step_bytes);
+  uint8_t* step_memory = memory + step * panel_bytes;
+  uint8_t* fine = step_memory + step_bytes;
   for (int64_t b0 = begin; b0 < end; b0 += step) {
     const int64_t count = end - b0 < step ? end - b0 : step;
     const auto panel = [&](int64_t i) {

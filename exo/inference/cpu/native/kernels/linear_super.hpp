@@ -43,6 +43,17 @@ constexpr SuperOffsets super_offsets() {
   return {SuperTraits<C>::kHasFactor, shift};
 }
 
+// Whether a unit's sums begin with what its values' zero takes from them: elsewhere that is made up
+// for at the end of a super-block (finish_super).
+template <typename O = Ops>
+constexpr bool begins_less() {
+  return requires { O::shifted_left; };
+}
+// Then `finish_super` needs no more of it.
+constexpr SuperOffsets left_to_finish(SuperOffsets offsets) {
+  return {offsets.has_factor, begins_less() ? -1 : offsets.zero_shift};
+}
+
 // Integer sums of M rows and B blocks over one unit, whose slabs come one after the other.
 template <int BITS, int HALVES, int M, int B = 1, typename O = Ops>
 struct UnitSums {
@@ -59,6 +70,20 @@ struct UnitSums {
     for (auto& block : sum) {
       for (auto& row : block) {
         for (auto& some : row) some = O::zero_int();
+      }
+    }
+  }
+
+  // Begins unit `u` where values stand for what is 2^shift less; `x` is the first row's, the next
+  // one's comes `next` later.
+  EXO_INLINE void begin_less(const QuantizedSuper* x, int64_t next, int u, int shift) {
+    if constexpr (begins_less<O>()) {
+      for (int m = 0; m < M; m++, x += next) {
+        const int32_t* less = HALVES == 1 ? x->unit_less + u : x->half_less + 2 * u;
+        for (int h = 0; h < HALVES; h++) {
+          const auto start = O::shifted_left(O::same_int(less[h]), shift);
+          for (int b = 0; b < B; b++) sum[b][m][h * kPerGroup] = start;
+        }
       }
     }
   }
@@ -91,11 +116,20 @@ struct UnitSums {
     if constexpr (kAddsFew) {
       return O::add_multiple(total, sum[b][m][0], multiple);
     } else {
-      const auto& own = sum[b][m];
+      typename O::Int group[HALVES];
       for (int h = 0; h < HALVES; h++) {
-        typename O::Int group = own[h * kPerGroup];
-        for (int s = 1; s < kPerGroup; s++) group = O::add_int(group, own[h * kPerGroup + s]);
-        total = O::add_times(total, group, O::times(codes[b][h], multiple));
+        group[h] = sum[b][m][h * kPerGroup];
+        for (int s = 1; s < kPerGroup; s++) {
+          group[h] = O::add_int(group[h], sum[b][m][h * kPerGroup + s]);
+        }
+      }
+      if constexpr (HALVES == 2 && requires { O::product; }) {
+        const auto first = O::product(group[0], codes[b][0]);
+        const auto both = O::add_times(first, group[1], codes[b][1]);
+        return O::add_times(total, both, O::same_int(multiple));
+      }
+      for (int h = 0; h < HALVES; h++) {
+        total = O::add_times(total, group[h], O::times(codes[b][h], multiple));
       }
       return total;
     }
@@ -206,6 +240,11 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
   Ops::Int codes[1][kHalves];
   for (int h = 0; h < kHalves; h++) codes[0][h] = header.code(u * kHalves + h);
   UnitSums<weight_bits<C>(), kHalves, M> sums[N];
+  if constexpr (super_offsets<C>().zero_shift >= 0) {
+    for (int n = 0; n < N; n++) {
+      sums[n].begin_less(x[n]->x, x[n]->supers, u, super_offsets<C>().zero_shift);
+    }
+  }
   prefetch<M, C.bits>(p);
   decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
     for (int n = 0; n < N; n++) {
@@ -232,7 +271,7 @@ template <Coding C, int M>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                              int64_t row, int64_t block, float* out, int64_t stride) {
   using T = SuperTraits<C>;
-  constexpr SuperOffsets kOffsets = super_offsets<C>();
+  constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
   alignas(64) uint8_t pairs[64 * T::kPairs];
   const uint8_t* p = w.block(block);
   const int64_t supers = w.cols / kSuperCols;

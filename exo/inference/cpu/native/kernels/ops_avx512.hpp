@@ -64,6 +64,11 @@ struct Ops {
   static EXO_INLINE Int times(Int codes, int by) {
     return _mm512_madd_epi16(codes, _mm512_set1_epi32(by));
   }
+  static EXO_INLINE Int product(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
+  static EXO_INLINE Int same_int(int32_t value) { return _mm512_set1_epi32(value); }
+  static EXO_INLINE Int shifted_left(Int a, int count) {
+    return _mm512_slli_epi32(a, static_cast<unsigned>(count));
+  }
   static EXO_INLINE Int add_times(Int sum, Int a, Int b) {
     return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b));
   }

@@ -110,6 +110,7 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
       }
     }
     UnitSums<BITS, HALVES, M, B> sums;
+    if (offsets.zero_shift >= 0) sums.begin_less(x.x, x.supers, u, offsets.zero_shift);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
       Ops::Bytes weights[B];
@@ -124,7 +125,8 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
   for (int b = 0; b < B; b++, y += M) {
     const SuperScales<HALVES> scales = panel.scales_of(b);
     const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
-    finish_super<HALVES, M>(y, total[b], x.x, x.supers, d, factor, scales.pairs(), offsets);
+    finish_super<HALVES, M>(y, total[b], x.x, x.supers, d, factor, scales.pairs(),
+                            left_to_finish(offsets));
   }
 }
 
