@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,16 +77,21 @@ class Tensor:
         return (found - np.float32(1) if self.adds_one else found).reshape(self.shape)
 
 
+OnMap = Callable[[Path, npt.NDArray[np.uint8]], None]
+
+
 class Checkpoint:
-    """The weight files of one folder.
+    """The weight files of one folder. `on_map` is given each file that is mapped, with all of its
+    bytes.
 
     Raises:
         ModelUnsupported: a header that cannot be read, a file shorter than its header says.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_map: OnMap | None = None) -> None:
         self._entries = all_tensors(path)
         self._maps: dict[Path, mmap.mmap] = {}
+        self._on_map = on_map
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -151,6 +157,8 @@ class Checkpoint:
         if file not in self._maps:
             with file.open("rb") as stream:
                 self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            if self._on_map is not None:
+                self._on_map(file, np.frombuffer(self._maps[file], np.uint8))
         return self._maps[file]
 
 

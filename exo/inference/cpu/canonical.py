@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from exo.models.checkpoint import Checkpoint, Tensor
@@ -27,16 +27,19 @@ _WRAPPED = "model.language_model."
 
 class CanonicalCheckpoint:
     """`renames`: parts of dotted paths, and what to read instead. `unread_layers` are as if they
-    were not there. A layer's weight is called so, whatever the tool calls it that packed it."""
+    were not there. A layer's weight is called so, whatever the tool calls it that packed it.
+    `check` raises EngineFailed where what was read was not there any more."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         renames: Mapping[str, str],
         unread_layers: range,
-        quantizer: Quantizer | None = None,
+        quantizer: Quantizer | None,
+        check: Callable[[], None],
     ) -> None:
         self.quantizer = quantizer
+        self.check = check
         self._checkpoint = checkpoint
         self._renames = {f".{old}.": f".{new}." for old, new in renames.items()}
         self._own: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.cold_experts import ColdExperts
 from exo.inference.cpu.families.architecture import Architecture, architecture
 from exo.inference.cpu.families.rope import RopeTable
+from exo.inference.cpu.file_guard import FileGuard
 from exo.inference.cpu.layers import alt_up, token_input
 from exo.inference.cpu.layers.layer import (
     build_layer,
@@ -54,18 +56,25 @@ class CheckpointModel:
 
     @contextmanager
     def _opened(self) -> Iterator[CanonicalCheckpoint]:
-        with Checkpoint(self.path) as checkpoint:
-            yield self._canonical(checkpoint)
+        guard = FileGuard()
+        try:
+            with Checkpoint(self.path, guard.add) as checkpoint:
+                yield self._canonical(checkpoint, guard)
+        finally:
+            guard.close()
 
-    def _canonical(self, checkpoint: Checkpoint) -> CanonicalCheckpoint:
+    def _canonical(self, checkpoint: Checkpoint, guard: FileGuard) -> CanonicalCheckpoint:
         arch = self.architecture
         return CanonicalCheckpoint(
-            checkpoint, arch.family.renames, arch.guessing_layers, self._quantizer
+            checkpoint, arch.family.renames, arch.guessing_layers, self._quantizer, guard.check
         )
 
     def _lasting_packer(self) -> Packer:
         """For experts that are read later: files stay open, also when they have other names."""
-        return self._packer(self._canonical(Checkpoint(self.path)), lambda count: None)
+        guard = FileGuard()
+        checkpoint = Checkpoint(self.path, guard.add)
+        weakref.finalize(checkpoint, guard.close)
+        return self._packer(self._canonical(checkpoint, guard), lambda count: None)
 
     def _packer(self, checkpoint: CanonicalCheckpoint, on_bytes: OnBytes) -> Packer:
         factors = self.architecture.raw_factors if checkpoint.is_raw else {}
@@ -115,11 +124,14 @@ class CheckpointModel:
                     else:
                         reader = expert_reader(arch, packer, index)
                         layer.experts = [reader.pack(i) for i in range(arch.expert_count)]
+                checkpoint.check()
                 self._layers[index] = layer
             self._cold.set_share(expert_share)
             for module in self._outer_modules(start, end):
                 if module not in self._matrices:
-                    self._matrices[module] = packer.matrix(module)
+                    matrix = packer.matrix(module)
+                    checkpoint.check()
+                    self._matrices[module] = matrix
             model = native.Model(self._spec(precise, kv_bits, cache_limit()))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
             model.layers = [self._layers[index] for index in range(start, end)]
@@ -137,6 +149,7 @@ class CheckpointModel:
                 model.final_norm = norm(arch.family, packer, "model.norm.weight")
                 if "model.norm.bias" in self._final_norm(checkpoint):
                     model.final_norm_bias = as_list(packer.floats("model.norm.bias"))
+            checkpoint.check()
             on_progress(total, total)
         return model
 

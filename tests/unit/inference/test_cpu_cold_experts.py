@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import zoo
 from gguf_files import write_gguf
 
-from exo.errors import EngineFailed
+from exo.errors import EngineFailed, ExoError
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.engine import CPUEngine
@@ -143,7 +144,7 @@ async def test_files_that_get_other_names_are_read_on(tmp_path: Path) -> None:
 async def test_an_expert_that_cannot_be_packed_fails_the_step_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from exo.inference.cpu.layers.mixture import ExpertReader
+    from exo.inference.cpu.layers.experts import ExpertReader
 
     folder = checkpoint("qwen3_moe-affine", tmp_path)
     engine = CPUEngine(2)
@@ -216,4 +217,44 @@ async def test_a_description_says_what_experts_take(tmp_path: Path) -> None:
     dense: ModelDescription = await engine.describe("dense", tmp_path / "dense")
     assert dense.expert_bytes == ()
     assert json.loads((folder / "config.json").read_text())["num_experts"] == 4
+    await engine.close()
+
+
+async def test_a_file_cut_short_while_experts_are_read_fails_the_step_and_not_the_process(
+    tmp_path: Path,
+) -> None:
+    """What is gone of a map is SIGBUS for who reads on."""
+    folder = checkpoint("qwen3_moe-single", tmp_path)
+    engine = CPUEngine(2)
+    expected = await steps(engine, IN_PART, folder)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    tokens = np.arange(1, 20, dtype=np.int32)
+    batch = ForwardBatch((Slice("b", 0, 19, SamplingParams(temperature=0)),), tokens)
+    with file.open("r+b") as stream:
+        stream.truncate(len(whole) // 4)
+    with pytest.raises(EngineFailed, match="was cut short while it was read"):
+        await engine.forward(IN_PART, batch, None)
+    await engine.unload(IN_PART)
+    with pytest.raises(ExoError, match="does not fit the file|corrupt file"):
+        await engine.load(IN_PART, folder, lambda done, total: None)
+    file.write_bytes(whole)
+    assert np.array_equal(await steps(engine, IN_PART, folder), expected)
+    await engine.close()
+
+
+async def test_a_file_cut_short_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_moe-single", tmp_path)
+    engine = CPUEngine(2)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+
+    def cut(done: int, total: int) -> None:
+        if done:
+            os.truncate(file, 4096)
+
+    with pytest.raises(EngineFailed, match="was cut short while it was read"):
+        await engine.load(WHOLE, folder, cut)
+    file.write_bytes(whole)
+    assert np.isfinite(await steps(engine, WHOLE, folder)).all()
     await engine.close()

@@ -92,6 +92,7 @@ class ExpertReader:
         expert = native.Expert()
         for part, packed in self._packing.items():
             setattr(expert, part, packed(number))
+        self._packer.checkpoint.check()
         for name, index, count in self._parts(number):
             self._packer.used(name, index, count)
         return expert

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "file_guard.hpp"
 #include "ggml.hpp"
 #include "model.hpp"
 #include "thread_pool.hpp"
@@ -217,6 +218,13 @@ NB_MODULE(_native, m) {
         nb::arg("cols"));
   m.def("pack_columns", &pack_columns_bytes, nb::arg("values"), nb::arg("dtype"), nb::arg("width"),
         nb::arg("first"), nb::arg("step"), nb::arg("rows"), nb::arg("cols"));
+  m.def(
+      "guard_map",
+      [](const Bytes& map) { return guard_map(map.data(), static_cast<int64_t>(map.size())); },
+      nb::arg("map"));
+  m.def("lost_pages", &lost_pages, nb::arg("guard"));
+  m.def("unguard_map", &unguard_map, nb::arg("guard"));
+
   m.def("pack_float8", &pack_float8_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("rows"),
         nb::arg("cols"), nb::arg("group"));
   m.def("pack_float4", &pack_float4_bytes, nb::arg("values"), nb::arg("scales"), nb::arg("scale"),
