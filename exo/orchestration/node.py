@@ -16,24 +16,17 @@ from exo.errors import (
     InvalidRequest,
 )
 from exo.inference.engine import InferenceEngine
-from exo.logs import recent_lines
 from exo.models.description import ModelDescription
-from exo.networking.calls import messages
 from exo.networking.calls.messages import (
     DrainState,
     GenerationEvent,
     GenerationRequest,
     HeldModel,
-    Prepared,
-    StepFailure,
 )
-from exo.networking.calls.peer_handle import Beat
-from exo.networking.calls.server import NodeHandler, NodeServer
-from exo.networking.discovery.base import Discovery, Route
+from exo.networking.calls.server import NodeServer
+from exo.networking.discovery.base import Discovery
 from exo.networking.discovery.interfaces import Interface
 from exo.networking.discovery.network import Network
-from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.rings.frames import Frame
 from exo.orchestration.answers import Answers
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.draft_model import DraftModel
@@ -41,6 +34,7 @@ from exo.orchestration.files.activity import Activity
 from exo.orchestration.files.cluster_files import ClusterFiles
 from exo.orchestration.files.model_files import ModelFiles
 from exo.orchestration.files.usage import Usage
+from exo.orchestration.for_peers import ForPeers, ListensAt
 from exo.orchestration.leaving import Leaving
 from exo.orchestration.membership.membership import Membership
 from exo.orchestration.membership.rhythm import News
@@ -58,7 +52,7 @@ from exo.topology.topology import NodeView, Topology, planner_among
 logger = logging.getLogger(__name__)
 
 
-class StandardNode(NodeHandler):
+class StandardNode:
     """One node's life: `start`, then requests and peers, then `stop`."""
 
     def __init__(
@@ -77,13 +71,12 @@ class StandardNode(NodeHandler):
         self.api_url = ""
         self._discovery = discovery
         self._network = network
-        self._server = NodeServer(self)
         self.membership = Membership(
             config,
-            self._beat_to,
+            lambda node_id: self._for_peers.beat_to(node_id),
             self._on_joined,
             self._on_lost,
-            self._on_beat,
+            lambda node_id, beat: self._for_peers.heard(node_id, beat),
             network.interface_of,
             lambda: self.rings.watched | self.answers.heads,
         )
@@ -141,6 +134,23 @@ class StandardNode(NodeHandler):
             self._standby,
             DraftModel(config.draft_model, self.files, self.rings, lambda: self._own.free_bytes()),
         )
+        self._for_peers = ForPeers(
+            config,
+            sharing,
+            self.membership,
+            self._keeper,
+            self.rings,
+            self.leaving,
+            self._own,
+            self.answers,
+            self.files,
+            self.usage,
+            self.activity,
+            self.reports,
+            network.interface_of,
+            lambda: ListensAt(self.api_url, self._server.ring_port),
+        )
+        self._server = NodeServer(self._for_peers)
         self._changed = asyncio.Condition()
         self._tasks = TaskOwner(f"node {config.node_id}")
 
@@ -282,29 +292,17 @@ class StandardNode(NodeHandler):
 
     # Leaving: what others do for this node ------------------------------------------------------
 
-    async def drain(self, *, undo: bool = False) -> DrainState:
-        """Leave all rings, or be used for them again; asked again it says how far it is."""
-        if undo:
-            self.leaving.undo()
-        else:
-            self.leaving.drain()
-        self._keeper.look_soon()
-        return DrainState(tuple(self.leaving.models), dict(self.leaving.problems))
-
     async def drain_node(self, node_id: str, *, undo: bool) -> DrainState:
-        """The same of any node of the cluster.
+        """Have a node of the cluster leave all rings, or be used for them again; asked again it
+        says how far it is.
 
         Raises:
             InvalidRequest: there is no such node.
         """
         return await self._member(node_id).drain(undo=undo)
 
-    async def read_log(self, lines: int) -> list[str]:
-        """The last lines of this node's log, oldest first."""
-        return recent_lines(lines)
-
     async def read_log_of(self, node_id: str, lines: int) -> list[str]:
-        """The same of any node of the cluster.
+        """The last lines of the log of a node of the cluster, oldest first.
 
         Raises:
             InvalidRequest: there is no such node.
@@ -327,8 +325,6 @@ class StandardNode(NodeHandler):
             needed.append("files that other nodes fetch from this one")
         return f"finishing {' and '.join(needed)}" if needed else ""
 
-    # Plans: what peers ask of this node ---------------------------------------------------------
-
     async def ensure_plan(
         self,
         model_id: str,
@@ -343,106 +339,17 @@ class StandardNode(NodeHandler):
             model_id, dead_hash, on_progress, make_room=make_room, renew=renew
         )
 
-    async def prepare(
-        self, model_id: str, on_progress: OnProgress, *, renew: bool = False
-    ) -> Prepared:
-        return await self._own.prepare(model_id, on_progress, renew=renew)
-
     async def models_here(self) -> list[HeldModel]:
         """Models whose files, or some of them, are on this machine."""
-        return await self.files.here(self.usage.last_used())
-
-    async def load_shard(self, plan: RingPlan, on_progress: OnProgress) -> None:
-        await self._own.load(plan, on_progress)
-
-    async def warm_up(self, plan: RingPlan) -> None:
-        await self.answers.warm_up(plan)
-
-    async def publish(self, plan: RingPlan) -> None:
-        await self._keeper.publish(plan)
-
-    async def retire(self, plan_hash: str, reason: str, unload_model: str = "") -> None:
-        await self._keeper.retire(plan_hash, reason, unload_model)
-
-    async def idle_s(self, plan_hash: str) -> float | None:
-        return self.rings.idle_s(plan_hash)
-
-    async def unload(self, plan_hash: str) -> bool:
-        """End a plan this node heads, on which nothing runs, and free its memory on every member;
-        False if something does."""
-        return await self.rings.unload(plan_hash, self.plans.forget)
-
-    def on_frame(self, plan_hash: str, frame: Frame) -> None:
-        self.rings.on_frame(plan_hash, frame)
-
-    def on_failure(self, failure: StepFailure) -> None:
-        self.rings.on_failure(failure)
-
-    def generate_as_head(
-        self, plan_hash: str, request: GenerationRequest
-    ) -> AsyncGenerator[GenerationEvent, None]:
-        return self.rings.generate(plan_hash, request)
+        return await self._for_peers.models_here()
 
     # Membership: who peers are to this node -----------------------------------------------------
-
-    def on_hello(self, request: pb.HelloRequest, host: str) -> pb.HelloReply:
-        own = self.config
-        if request.protocol != messages.PROTOCOL:
-            raise InvalidRequest(
-                f"node {own.node_id} speaks protocol {messages.PROTOCOL}, not {request.protocol}: "
-                "run the same version of exo on all nodes"
-            )
-        if request.cluster != own.cluster:
-            raise InvalidRequest(
-                f"node {own.node_id} belongs to cluster {own.cluster!r}, not {request.cluster!r}"
-            )
-        route = Route(host, request.port, *self._network.interface_of(host))
-        self.membership.heard(request.node_id, request.instance_id, route)
-        if request.node_id == own.node_id and request.instance_id != own.instance_id:
-            raise InvalidRequest(
-                f"two nodes call themselves {own.node_id}, one of them at {route.address}: "
-                "start one with another --node-id"
-            )
-        return pb.HelloReply(
-            protocol=messages.PROTOCOL,
-            node_id=own.node_id,
-            instance_id=own.instance_id,
-            api_url=self.api_url,
-            capabilities=messages.capabilities_to_pb(self._own.capabilities()),
-            ring_port=self._server.ring_port,
-            wire=self.config.wire,
-        )
-
-    def on_beat(self, node_id: str, beat: Beat) -> Beat:
-        self.membership.told_by(node_id, beat)
-        self._on_beat(node_id, beat)
-        return self._beat_to(node_id)
-
-    def on_goodbye(self, node_id: str, instance_id: str) -> None:
-        self.membership.left(node_id, instance_id)
-
-    def _beat_to(self, node_id: str) -> Beat:
-        return Beat(
-            self._own.capabilities().memory_available_bytes,
-            self._keeper.epoch,
-            self.membership.connected_to(node_id),
-            self.activity.own(),
-            self._keeper.says(node_id),
-            self.reports.own(),
-            self.membership.silent,
-            self.leaving.draining,
-        )
 
     def _urgent_news(self) -> object:
         return self._keeper.news, self.leaving.draining
 
     def _usual_news(self) -> object:
         return self.activity.own(), self.reports.own()
-
-    def _on_beat(self, node_id: str, beat: Beat) -> None:
-        self.activity.heard(node_id, beat.progress)
-        self._keeper.heard(node_id, beat.plans)
-        self.reports.heard(node_id, beat.report)
 
     def _on_joined(self, node_id: str) -> None:
         self._keeper.look_soon()
@@ -459,7 +366,7 @@ class StandardNode(NodeHandler):
     def _members(self) -> dict[str, Member]:
         """Every live node as the planner calls it."""
         peers = {node_id: self.membership.handle_of(node_id) for node_id in self.membership.alive}
-        return {self.config.node_id: self, **peers}
+        return {self.config.node_id: self._for_peers, **peers}
 
     def _planner_id(self) -> str:
         """That of `topology`, which is not drawn for it: it is asked for with every beat."""

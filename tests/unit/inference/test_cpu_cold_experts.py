@@ -236,7 +236,7 @@ async def test_a_file_cut_short_while_experts_are_read_fails_the_step_and_not_th
     with pytest.raises(EngineFailed, match="was cut short while it was read"):
         await engine.forward(IN_PART, batch, None)
     await engine.unload(IN_PART)
-    with pytest.raises(ExoError, match="does not fit the file|corrupt file"):
+    with pytest.raises(ExoError, match=r"does not fit the file|corrupt file"):
         await engine.load(IN_PART, folder, lambda done, total: None)
     file.write_bytes(whole)
     assert np.array_equal(await steps(engine, IN_PART, folder), expected)
