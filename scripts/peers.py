@@ -226,13 +226,19 @@ def formats(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
 def families(folder: Path) -> dict[str, Path]:
     """Small random models of families that are not llamas, by what they are."""
     found = {}
-    kinds = {"gated delta": "qwen3_5", "latents": "glm4_moe_lite", "Gemma 4": "gemma4_text"}
+    kinds = {
+        "gated delta Q4_0": "qwen3_5",
+        "latents Q4_0": "glm4_moe_lite",
+        "Gemma 4 Q4_0": "gemma4_text",
+        "mixture Q4_0": "qwen3_moe",
+        "gpt-oss MXFP4": "gpt_oss",
+    }
     for label, family in kinds.items():
         file = folder / "families" / f"{family}.gguf"
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
             run(PYTHON, ROOT / "scripts/make_random_gguf", family, file)
-        found[f"{label} Q4_0"] = file
+        found[label] = file
     return found
 
 

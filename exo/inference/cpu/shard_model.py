@@ -258,6 +258,8 @@ class CheckpointModel:
         for kv_heads, _ in arch.head_shapes:
             if arch.heads % kv_heads:
                 raise ModelUnsupported(f"{arch.heads} heads over {kv_heads} KV heads")
+        if arch.raw_factors and checkpoint.is_raw and self._quantizer is not None:
+            raise ModelUnsupported("weights that have factors were packed without these")
         layers = range(arch.n_layers)
         known = set(
             self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))

@@ -121,7 +121,8 @@ def _add_ends(
 
     first = special(("bos", "cls"), "bos", begins)
     # The key is llama.cpp's, spelled so.
-    last = special(("seperator", "eos") if begins and ends else ("eos",), "eos", ends)
+    # Said of a model that writes, it would end what is to be continued.
+    last = special(("seperator", "eos") if begins else ("eos",), "eos", True) if ends else None
     known = {tokens[token_id]: token_id for token_id in (first, last) if token_id is not None}
     if not known:
         return

@@ -141,6 +141,20 @@ def test_a_kind_that_is_not_known_is_named(tmp_path: Path) -> None:
         written({"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]}, tmp_path)
 
 
+def test_a_prompt_does_not_end_before_the_model_wrote(tmp_path: Path) -> None:
+    """Some files say of chat models that each text ends in a token, as it did in training."""
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "<s>", "</s>"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+    }
+    assert written(metadata, tmp_path).encode("a").tokens == ["<s>", "a"]
+
+
 @pytest.mark.parametrize("merges", [["a b"], ["a c"], ["a"]])
 def test_merges_of_no_vocabulary_are_an_error(merges: list[str], tmp_path: Path) -> None:
     """The library panics at the first: a token that is merged is none."""

@@ -31,17 +31,18 @@ constexpr Coding coding_of() {
 
 template <typename Format>
 void pack_plain_block(const Matrix& m, const uint8_t* data, int64_t index) {
-  uint8_t* group = m.data.data() + index * m.block_bytes();
+  uint8_t* block = m.data.data() + index * m.block_bytes();
   const int count = static_cast<int>(std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows));
   const uint8_t* first = data + index * kBlockRows * m.groups() * Format::kBytes;
-  for (int64_t g = 0; g < m.groups(); g++, group += m.group_bytes()) {
-    uint8_t* scales = group + kLine * Format::kBits;
+  for (int64_t g = 0; g < m.groups(); g++) {
+    uint8_t* group = block + m.group_at(g);
+    uint8_t* scales = block + m.scales_at(g);
     for (int r = 0; r < count; r++) {
       uint8_t values[kUnitCols];
       const Pair pair = Format::unpack(first + (r * m.groups() + g) * Format::kBytes, values);
       put_unit<Format::kBits>(group, r, values);
       std::memcpy(scales + 2 * r, &pair.scale, 2);
-      std::memcpy(scales + 2 * (kBlockRows + r), &pair.offset, 2);
+      if (m.zero == 0) std::memcpy(scales + 2 * (kBlockRows + r), &pair.offset, 2);
     }
   }
 }
@@ -91,6 +92,7 @@ std::shared_ptr<Matrix> pack(const uint8_t* data, int64_t rows, int64_t cols) {
   } else {
     m->group = kUnitCols;
     m->dtype = Format::kDType;
+    if constexpr (requires { Format::kZero; }) m->zero = Format::kZero;
   }
   m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {

@@ -52,8 +52,8 @@ void pack_affine_block(const Matrix& m, const AffineSource& source, int64_t inde
   uint8_t* block = m.data.data() + index * m.block_bytes();
   const int count = static_cast<int>(std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows));
   for (int64_t g = 0; g < m.groups(); g++) {
-    uint8_t* group = block + g * m.group_bytes();
-    uint8_t* scales = group + m.group / kUnitCols * unit_bytes;
+    uint8_t* group = block + m.group_at(g);
+    uint8_t* scales = block + m.scales_at(g);
     for (int r = 0; r < count; r++) {
       const int64_t row = index * kBlockRows + r;
       const uint8_t* stream = source.values + row * row_bytes + g * m.group * m.bits / 8;
@@ -62,6 +62,7 @@ void pack_affine_block(const Matrix& m, const AffineSource& source, int64_t inde
       }
       const int64_t at = (row * m.groups() + g) * width;
       std::memcpy(scales + r * width, source.scales + at, static_cast<size_t>(width));
+      if (m.zero != 0) continue;
       std::memcpy(scales + (kBlockRows + r) * width, source.offsets + at,
                   static_cast<size_t>(width));
     }
@@ -195,15 +196,17 @@ void Matrix::allocate() {
 
 const uint8_t* Matrix::unit(const uint8_t* block, int64_t column) const {
   if (!is_super) {
-    return block + column / group * group_bytes() + column % group / kUnitCols * kLine * bits;
+    return block + group_at(column / group) + column % group / kUnitCols * kLine * bits;
   }
   return block + column / kSuperCols * super_bytes() + kSuperHeader +
          column % kSuperCols / kUnitCols * kLine * bits;
 }
 
 Matrix::RowScale Matrix::affine_scale(const uint8_t* block, int row, int64_t g) const {
-  const uint8_t* scales = block + g * group_bytes() + 2 * group * bits;
-  return {to_float(scales, dtype, row), to_float(scales, dtype, kBlockRows + row), 0};
+  const uint8_t* scales = block + scales_at(g);
+  const float scale = to_float(scales, dtype, row);
+  if (zero != 0) return {scale, 0.f, zero};
+  return {scale, to_float(scales, dtype, kBlockRows + row), 0};
 }
 
 Matrix::RowScale Matrix::super_scale(const uint8_t* block, int row, int64_t g) const {
@@ -228,7 +231,7 @@ void Matrix::read_row(int64_t row, float* out) const {
     for (int64_t c = 0; c < cols; c++) {
       const uint8_t* in_group = start + c / kFloat4Cols * kFloat4Group;
       const int pair = in_group[c % kFloat4Cols / 2 * kBlockRows + r];
-      const int doubled = kE2m1Values[pair >> (c % 2 * 4) & 15] - 12;
+      const int doubled = kE2m1Values[pair >> (c % 2 * 4) & 15] - kE2m1Zero;
       const float own = to_float(in_group + kFloat4Values, DType::kFloat8, r) * scale;
       out[c] = own * (0.5f * static_cast<float>(doubled));
     }
@@ -268,6 +271,7 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->bits = bits, m->group = group, m->dtype = source.dtype;
   m->table = coding.table;
+  if (coding.table == Table::kE2m1) m->zero = kE2m1Zero;
   m->allocate();
   with_bits(bits, [&](auto constant) {
     thread_pool().run(m->blocks(),

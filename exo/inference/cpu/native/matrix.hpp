@@ -40,6 +40,8 @@ alignas(16) inline constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  
 alignas(16) inline constexpr uint8_t kE2m1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                         12, 11, 10, 9,  8,  6,  4,  0};
 
+inline constexpr int kE2m1Zero = 12;
+
 // What the codebooks of GGUF's IQ formats consist of (iq3xxs_grid and so on in ggml-common.h): one
 // of these, or its negative where bit 3 is set; plus 64 (IQ3_XXS, IQ2), plus 16 (IQ3_S). IQ1's are
 // -1, 0, 1 with an eighth more, or less, eight times that plus 16.
@@ -229,7 +231,8 @@ constexpr SuperForm super_form(Coding coding) {
 //   above these, 1 bit (of 3, 5): 1 line, bit i for slab i; 2 bits (of 6): 2 lines as for the
 //   low 2.
 // So a unit is `bits` lines, and 64 consecutive bytes feed 16 rows at once. With a table (4 bits) q
-// is its entry.
+// is its entry. Where the offset is always -zero * scale, as in most of GGUF's formats, there are
+// no offsets: the scales of two groups come after the units of both.
 //
 // Super (the K formats of GGUF, bits 2, 3, 4, 5 or 6, and its IQ formats; groups of 16 or 32
 // columns whose scale is a small integer times the float16 of their 256): a block is its
@@ -257,6 +260,7 @@ struct Matrix {
   int bits = 0;  // 0: dense
   Table table = Table::kNone;
   int group = 0;  // columns that share a scale; 0: there is none
+  int zero = 0;   // of plain groups: values stand for q - zero, and there are no offsets
   bool is_super = false;
   DType dtype = DType::kFloat32;  // of the scales and offsets, or of dense values
   float scale = 1.f;              // of all values of kFloat4
@@ -272,11 +276,21 @@ struct Matrix {
   Coding coding() const { return {bits, table}; }
   int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
   int64_t groups() const { return group == 0 ? 0 : (cols + group - 1) / group; }
-  int64_t group_bytes() const { return 2 * group * bits + 2 * kBlockRows * size_of(dtype); }
+  // Where a block's group `index` begins, and its scales: 16 of these, then 16 offsets where `zero`
+  // does not tell them.
+  int64_t group_at(int64_t index) const {
+    const int64_t values = 2 * group * bits, scales = 2 * kBlockRows * size_of(dtype);
+    return index * values + (zero == 0 ? index : index / 2) * scales;
+  }
+  int64_t scales_at(int64_t index) const {
+    const int64_t values = 2 * group * bits, scales = kBlockRows * size_of(dtype);
+    if (zero == 0) return group_at(index) + values;
+    return group_at(index / 2 * 2) + 2 * values + index % 2 * scales;
+  }
   int64_t super_bytes() const { return kSuperHeader + kSuperCols * kBlockRows * bits / 8; }
   int64_t block_bytes() const {
     if (is_super) return cols / kSuperCols * super_bytes();
-    if (is_quantized()) return groups() * group_bytes();
+    if (is_quantized()) return group_at(zero == 0 ? groups() : (groups() + 1) / 2 * 2);
     if (dtype == DType::kFloat4) return groups() * kFloat4Group;
     if (is_in_pairs()) return (cols + 1) / 2 * kBlockRows * 4;
     return cols * kBlockRows * size_of(dtype) + groups() * kBlockRows * 4;

@@ -17,16 +17,6 @@ inline uint16_t read_u16(const uint8_t* p) {
   return value;
 }
 
-// A float that a float16 holds exactly; infinity for one that is too large.
-inline uint16_t half_of(float value) {
-  // Multiplying by 2^-112 moves the exponent's bias, and makes what is subnormal so.
-  const float magnitude = std::fabs(value) * 0x1p-112f;
-  uint32_t bits;
-  std::memcpy(&bits, &magnitude, 4);
-  return static_cast<uint16_t>((std::signbit(value) ? 0x8000 : 0) |
-                               (std::min(bits, 0x7c00u << 13) >> 13));
-}
-
 inline uint16_t bfloat_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -34,21 +24,10 @@ inline uint16_t bfloat_of(float value) {
 }
 
 // Formats with one scale in 32 columns. `unpack` writes the 32 values and returns scale and offset
-// as kDType: w = scale * value + offset.
+// as kDType: w = scale * value + offset, or with a kZero scale * (value - kZero).
 struct Pair {
-  uint16_t scale, offset;
+  uint16_t scale, offset = 0;
 };
-
-// Of w = scale * (value - 2^power).
-inline Pair about(int power, const uint8_t* block) {
-  const uint16_t scale = read_u16(block);
-  const int exponent = scale & 0x7c00, more = power << 10;
-  if (exponent != 0 && exponent + more < 0x7c00) {
-    return {scale, static_cast<uint16_t>((scale + more) ^ 0x8000)};
-  }
-  const float zero = static_cast<float>(1 << power);
-  return {scale, half_of(-zero * to_float(block, DType::kFloat16, 0))};
-}
 
 inline void unpack_nibbles(const uint8_t* quants, uint8_t* values) {
   for (int i = 0; i < 16; i++) {
@@ -72,10 +51,11 @@ inline void unpack_five_bits(const uint8_t* high, const uint8_t* quants, uint8_t
 
 struct Q4_0 {
   static constexpr int kBits = 4, kBytes = 18;
+  static constexpr int kZero = 8;
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_nibbles(block + 2, values);
-    return about(3, block);
+    return {read_u16(block)};
   }
 };
 
@@ -90,10 +70,11 @@ struct Q4_1 {
 
 struct Q5_0 {
   static constexpr int kBits = 5, kBytes = 22;
+  static constexpr int kZero = 16;
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_five_bits(block + 2, block + 6, values);
-    return about(4, block);
+    return {read_u16(block)};
   }
 };
 
@@ -108,20 +89,22 @@ struct Q5_1 {
 
 struct Q8_0 {
   static constexpr int kBits = 8, kBytes = 34;
+  static constexpr int kZero = 128;
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     for (int i = 0; i < 32; i++) values[i] = block[2 + i] ^ 0x80;
-    return about(7, block);
+    return {read_u16(block)};
   }
 };
 
 struct IQ4_NL {
   static constexpr int kBits = 4, kBytes = 18;
   static constexpr Table kTable = Table::kIq4;
+  static constexpr int kZero = 128;
   static constexpr DType kDType = DType::kFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_nibbles(block + 2, values);
-    return about(7, block);
+    return {read_u16(block)};
   }
 };
 
@@ -129,11 +112,11 @@ struct IQ4_NL {
 struct MXFP4 {
   static constexpr int kBits = 4, kBytes = 17;
   static constexpr Table kTable = Table::kE2m1;
+  static constexpr int kZero = kE2m1Zero;
   static constexpr DType kDType = DType::kBFloat16;
   static Pair unpack(const uint8_t* block, uint8_t* values) {
     unpack_nibbles(block + 1, values);
-    const float scale = std::ldexp(1.f, block[0] - 128);
-    return {bfloat_of(scale), bfloat_of(-12.f * scale)};
+    return {bfloat_of(std::ldexp(1.f, block[0] - 128))};
   }
 };
 

@@ -71,6 +71,12 @@ EXO_INLINE Ops::Float load_scales(const uint8_t* p, DType dtype, int half) {
   return Ops::from_f32(reinterpret_cast<const float*>(p) + 16 * half);
 }
 
+// Offsets of the group whose scales are at `p`.
+EXO_INLINE Ops::Float load_offsets(const Matrix& w, const uint8_t* p, Ops::Float scale) {
+  if (w.zero == 0) return load_scales(p, w.dtype, 1);
+  return Ops::mul(scale, Ops::from_one(-static_cast<float>(w.zero)));
+}
+
 // Adds the bias and writes the outputs of a block that exist.
 EXO_INLINE void finish(const Matrix& w, int64_t block, Ops::Float y, float* row) {
   alignas(64) float lanes[kBlockRows];
@@ -245,8 +251,8 @@ struct GroupParts {
 
 // Adds one group to M outputs, from the packed weights at `p`.
 template <Coding C, int M, int N>
-EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const GroupParts<N>& x,
-                                 Ops::Float* y) {
+EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const uint8_t* scales,
+                                 const GroupParts<N>& x, Ops::Float* y) {
   SlabSums<weight_bits<C>(), M, sums_of_few(M), 8> sums[N];
   int64_t at = 0;
   for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, at += kUnitCols) {
@@ -258,7 +264,8 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const GroupP
     });
   }
   prefetch<M, 1>(p);
-  const Ops::Float scale = load_scales(p, w.dtype, 0), offset = load_scales(p, w.dtype, 1);
+  const Ops::Float scale = load_scales(scales, w.dtype, 0);
+  const Ops::Float offset = load_offsets(w, scales, scale);
   for (int n = 0; n < N; n++) sums[n].finish_group(0, x.part[n], w.groups(), scale, offset, y);
 }
 
@@ -266,18 +273,19 @@ EXO_INLINE void add_packed_group(const Matrix& w, const uint8_t* p, const GroupP
 // which they would slow.
 template <Coding C, int M>
 __attribute__((noinline)) void add_fine_apart(const Matrix& w, const uint8_t* p,
-                                              const GroupParts<2>& x, Ops::Float* y) {
+                                              const uint8_t* scales, const GroupParts<2>& x,
+                                              Ops::Float* y) {
   for (const QuantizedPart& part : x.part) {
-    add_packed_group<C, M>(w, p, GroupParts<1>{{part}, x.stride}, y);
+    add_packed_group<C, M>(w, p, scales, GroupParts<1>{{part}, x.stride}, y);
   }
 }
 template <Coding C, int M>
-EXO_INLINE void add_fine_group(const Matrix& w, const uint8_t* p, const GroupParts<2>& x,
-                               Ops::Float* y) {
+EXO_INLINE void add_fine_group(const Matrix& w, const uint8_t* p, const uint8_t* scales,
+                               const GroupParts<2>& x, Ops::Float* y) {
   if constexpr (M == 1) {
-    add_packed_group<C, M>(w, p, x, y);
+    add_packed_group<C, M>(w, p, scales, x, y);
   } else {
-    add_fine_apart<C, M>(w, p, x, y);
+    add_fine_apart<C, M>(w, p, scales, x, y);
   }
 }
 
@@ -285,17 +293,24 @@ EXO_INLINE void add_fine_group(const Matrix& w, const uint8_t* p, const GroupPar
 template <Coding C, int M>
 void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                        int64_t row, int64_t block, float* out, int64_t stride) {
+  // From a group to the next one, and to its scales: in turns, as the scales of two groups may
+  // come after both.
+  int64_t step = w.group_at(1), to_scales = w.scales_at(0);
+  const int64_t both_steps = w.group_at(2);
+  const int64_t both_to_scales = to_scales + w.scales_at(1) - w.group_at(1);
   const uint8_t* p = w.block(block);
-  const int64_t group_bytes = w.group_bytes();
   PartSums<M> sums(w.parts, w.groups());
   const QuantizedPart coarse = x.from_row(x.coarse, row), fine = x.from_row(x.fine, row);
-  for (int64_t g = 0; g < w.groups(); g++, p += group_bytes, sums.next()) {
+  for (int64_t g = 0; g < w.groups(); g++, sums.next()) {
     const QuantizedPart part = coarse.from(g, w.group);
+    const uint8_t* scales = p + to_scales;
     if (any_fine[g]) {
-      add_fine_group<C, M>(w, p, {{part, fine.from(g, w.group)}, x.stride}, sums.now());
+      add_fine_group<C, M>(w, p, scales, {{part, fine.from(g, w.group)}, x.stride}, sums.now());
     } else {
-      add_packed_group<C, M>(w, p, GroupParts<1>{{part}, x.stride}, sums.now());
+      add_packed_group<C, M>(w, p, scales, GroupParts<1>{{part}, x.stride}, sums.now());
     }
+    p += step;
+    step = both_steps - step, to_scales = both_to_scales - to_scales;
   }
   for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
@@ -314,17 +329,19 @@ struct Panel {
 
 template <Coding C>
 void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
-  const uint8_t* p = w.block(block);
+  const uint8_t* start = w.block(block);
   uint8_t* slabs = panel.slabs;
   for (int64_t g = 0; g < w.groups(); g++) {
+    const uint8_t* p = start + w.group_at(g);
     for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
       decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
         Ops::store_bytes(slabs + 64 * slab, weights);
       });
     }
-    Ops::store(panel.scales + 32 * g, load_scales(p, w.dtype, 0));
-    Ops::store(panel.scales + 32 * g + 16, load_scales(p, w.dtype, 1));
-    p += 2 * kBlockRows * size_of(w.dtype);
+    const uint8_t* scales = start + w.scales_at(g);
+    const Ops::Float scale = load_scales(scales, w.dtype, 0);
+    Ops::store(panel.scales + 32 * g, scale);
+    Ops::store(panel.scales + 32 * g + 16, load_offsets(w, scales, scale));
   }
 }
 
