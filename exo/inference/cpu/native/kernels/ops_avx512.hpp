@@ -85,7 +85,11 @@ struct Ops {
     return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
+  // From three tiles on two decoded blocks at once pay for decoding them. Of super-blocks it takes
+  // more: what rows past the last one cost in a tile is more there.
+  static constexpr RowLimits row_limits(Coding, bool is_super) {
+    return {kAllRows, is_super ? 64 : 23};
+  }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
   static EXO_INLINE Float from_f32(const float* p) { return _mm512_loadu_ps(p); }
