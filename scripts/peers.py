@@ -118,6 +118,10 @@ def build_ik_llama_cpp(folder: Path, python: Path) -> None:
         script.parent.mkdir(exist_ok=True)
         configured = "configure_file(common/build-info.cpp.in common/build-info.cpp)"
         script.write_text(f"set(BUILD_NUMBER 0)\n{configured}\n")
+        # All its sequences have the same token, for which a mixture asks the same few experts.
+        bench = source / "examples/batched-bench/batched-bench.cpp"
+        token = "common_batch_add(batch, std::rand() % llama_n_vocab(model),"
+        bench.write_text(bench.read_text().replace("common_batch_add(batch, 0,", token))
     options = ("GGML_NCCL=OFF", "GGML_IQK_FA_ALL_QUANTS=OFF")
     build(python.parent, source, folder / "ik-build", ("gcc", "g++"), options, IK_TARGETS)
 
