@@ -42,8 +42,12 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
   values_.resize(static_cast<size_t>(rows * cols));
   const int64_t padded = rows + kRowsPast;
   size_t used = 0;
+  reads_floats_ = false;
   for (const int group : groups) {
-    if (group == 0) continue;
+    if (group == 0) {
+      reads_floats_ = true;
+      continue;
+    }
     if (used == quantized_.size()) quantized_.emplace_back();
     Quantized& q = quantized_[used++];
     q.group = group;
@@ -91,11 +95,11 @@ void Activations::quantize(int64_t first, int64_t count, bool fine) {
   }
 }
 
-void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
+void Activations::copy_row(int64_t to, const Activations& from, int64_t row, bool floats) {
   const auto copy = [](auto& out, const auto& in, int64_t o, int64_t i, int64_t n) {
     std::memcpy(out.data() + o * n, in.data() + i * n, static_cast<size_t>(n) * sizeof in[0]);
   };
-  copy(values_, from.values_, to, row, cols_);
+  if (floats || reads_floats_) copy(values_, from.values_, to, row, cols_);
   for (size_t i = 0; i < quantized_.size(); i++) {
     Quantized& q = quantized_[i];
     const Quantized& other = from.quantized_[i];
@@ -104,17 +108,21 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row) {
       copy(q.coarse.values, other.coarse.values, to, row, stride);
       continue;
     }
+    const int64_t flags = cols_ / q.rows(0, cols_).flag_cols();
+    const uint8_t* is_fine = other.is_fine.data() + row * flags;
+    const bool any_fine = std::find(is_fine, is_fine + flags, uint8_t{1}) != is_fine + flags;
     for (Part Quantized::* part : {&Quantized::coarse, &Quantized::fine}) {
       Part& out = q.*part;
       const Part& in = other.*part;
-      copy(out.values, in.values, to, row, stride);
+      // Without a fine group it has no values.
+      if (part == &Quantized::coarse || any_fine) copy(out.values, in.values, to, row, stride);
       if (q.group == kSuperCols) {
         copy(out.supers, in.supers, to, row, scales);
       } else {
         copy(out.groups, in.groups, to, row, scales);
       }
     }
-    copy(q.is_fine, other.is_fine, to, row, cols_ / q.rows(0, cols_).flag_cols());
+    copy(q.is_fine, other.is_fine, to, row, flags);
   }
 }
 

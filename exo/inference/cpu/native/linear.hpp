@@ -22,8 +22,9 @@ class Activations {
   // Quantizes rows [first, first + count), twice as finely where `fine`; different rows may be done
   // on different threads.
   void quantize(int64_t first, int64_t count, bool fine = false);
-  // Copies one quantized row of another with the same columns and groups.
-  void copy_row(int64_t to, const Activations& from, int64_t row);
+  // Copies one quantized row of another with the same columns and groups; its floats only where a
+  // weight reads them, or where asked to.
+  void copy_row(int64_t to, const Activations& from, int64_t row, bool floats);
   // Rows from `first` on, quantized in groups of `group`.
   QuantizedRows quantized(int group, int64_t first) const;
 
@@ -42,6 +43,7 @@ class Activations {
   };
 
   int64_t rows_ = 0, cols_ = 0;
+  bool reads_floats_ = false;
   std::vector<float> values_;
   std::vector<Quantized> quantized_;
 };

@@ -134,7 +134,7 @@ void Model::experts(const Layer& layer) {
   gathered_.resize(slots, hidden, groups_of({any.gate.get(), any.up.get()}));
   each_row(slots, [&](int64_t i) {
     const Slot& slot = chosen[at_least(i)];
-    gathered_.copy_row(slot.place, for_experts, slot.row);
+    gathered_.copy_row(slot.place, for_experts, slot.row, spec_.weighs_inputs);
     if (!spec_.weighs_inputs) return;
     float* row = gathered_.row(slot.place);
     for (int64_t d = 0; d < hidden; d++) row[d] *= slot.weight;
