@@ -92,7 +92,10 @@ std::shared_ptr<Matrix> pack(const uint8_t* data, int64_t rows, int64_t cols) {
   } else {
     m->group = kUnitCols;
     m->dtype = Format::kDType;
-    if constexpr (requires { Format::kZero; }) m->zero = Format::kZero;
+    if constexpr (requires { Format::kZero; }) {
+      static_assert(Format::kZero == 1 << zero_shift(coding_of<Format>()));
+      m->zero = Format::kZero;
+    }
   }
   m->allocate();
   thread_pool().run(m->blocks(), [&](int64_t i) {

@@ -17,8 +17,8 @@ namespace exo {
 //   values: int8 [rows, stride], `cols` of them used; groups: [rows, cols / group].
 struct QuantizedGroup {
   float scale;
-  float sum;  // scale * total: what an affine weight's offset multiplies
-  int32_t total;
+  float sum;     // scale * the total of its bytes: what an affine weight's offset multiplies
+  int32_t less;  // -total
 };
 
 // The same for super-blocks (matrix.hpp), whose sums stay integers over all of their 256 columns:

@@ -265,8 +265,9 @@ std::shared_ptr<Matrix> pack_affine(const AffineSource& source, int64_t rows, in
   const int bits = coding.bits;
   const bool is_known =
       coding.table == Table::kNone ? (bits >= 2 && bits <= 6) || bits == 8 : bits == 4;
-  check_shape(is_known && (group == 32 || group == 64 || group == 128) && rows > 0 && cols > 0 &&
-                  cols % group == 0,
+  const bool is_group =
+      group == kUnitCols || (coding.table == Table::kNone && (group == 64 || group == 128));
+  check_shape(is_known && is_group && rows > 0 && cols > 0 && cols % group == 0,
               "cannot pack these affine weights", rows, cols, bits, group);
   auto m = std::make_shared<Matrix>();
   m->rows = rows, m->cols = cols, m->bits = bits, m->group = group, m->dtype = source.dtype;

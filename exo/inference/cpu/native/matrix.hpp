@@ -36,11 +36,11 @@ enum class Table : uint8_t { kNone, kIq4, kE2m1, kIq3, kIq3s, kIq2, kIq1 };
 // IQ4_NL's values plus 128: kvalues_iq4nl in ggml-common.h.
 alignas(16) inline constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                                        129, 141, 153, 166, 181, 197, 217, 241};
-// E2M1's values, doubled so that they are whole, plus 12: OCP Microscaling Formats, 5.3.3.
-alignas(16) inline constexpr uint8_t kE2m1Values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                        12, 11, 10, 9,  8,  6,  4,  0};
+// E2M1's values, doubled so that they are whole, plus 16: OCP Microscaling Formats, 5.3.3.
+alignas(16) inline constexpr uint8_t kE2m1Values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                                        16, 15, 14, 13, 12, 10, 8,  4};
 
-inline constexpr int kE2m1Zero = 12;
+inline constexpr int kE2m1Zero = 16;
 
 // What the codebooks of GGUF's IQ formats consist of (iq3xxs_grid and so on in ggml-common.h): one
 // of these, or its negative where bit 3 is set; plus 64 (IQ3_XXS, IQ2), plus 16 (IQ3_S). IQ1's are
@@ -130,10 +130,22 @@ void with_coding(Coding coding, const Use& use) {
 constexpr bool may_be_super(Coding coding) {
   return coding.table == Table::kNone ? coding.bits != 8 : coding.table != Table::kE2m1;
 }
-constexpr bool may_be_plain(Coding coding) {
-  return coding.table == Table::kNone || coding.table == Table::kIq4 ||
-         coding.table == Table::kE2m1;
+// Of those by themselves: whether groups may have offsets, and 2^which their values' zero is where
+// they have none (below 0: there are no such matrices).
+constexpr bool may_have_offsets(Coding coding) { return coding.table == Table::kNone; }
+constexpr int zero_shift(Coding coding) {
+  switch (coding.table) {
+    case Table::kIq4:
+      return 7;
+    case Table::kE2m1:
+      return 4;
+    case Table::kNone:
+      return coding.bits == 4 ? 3 : coding.bits == 5 ? 4 : coding.bits == 8 ? 7 : -1;
+    default:
+      return -1;
+  }
 }
+static_assert(kE2m1Zero == 1 << zero_shift({4, Table::kE2m1}));
 
 // The same with the type of dense values.
 template <typename Use>

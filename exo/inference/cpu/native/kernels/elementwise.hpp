@@ -269,14 +269,14 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
       const float scale = largest * (1.f / 127.f);
       int8_t* coarse = out.coarse.values + value;
       const int sum = quantize_group(in, out.group, inverse, coarse);
-      out.coarse.groups[at] = {scale, scale * static_cast<float>(sum), sum};
+      out.coarse.groups[at] = {scale, scale * static_cast<float>(sum), -sum};
       out.is_fine[at] = (all_fine || peak.dwarfs()) && largest > 0;
       out.fine.groups[at] = {};
       if (!out.is_fine[at]) continue;
       const float step = scale * (1.f / 254.f);
       const int left_sum =
           quantize_rest(in, out.group, coarse, scale, inverse, out.fine.values + value);
-      out.fine.groups[at] = {step, step * static_cast<float>(left_sum), left_sum};
+      out.fine.groups[at] = {step, step * static_cast<float>(left_sum), -left_sum};
     }
   }
 }

@@ -164,7 +164,9 @@ inline void decode_to_float(const Matrix& w, int64_t block, const Panel& panel, 
     if constexpr (may_be_super(coding.value)) {
       if (w.is_super) return decode_super_to_groups<coding.value>(w, block, panel);
     }
-    if constexpr (may_be_plain(coding.value)) decode_block<coding.value>(w, block, panel);
+    if constexpr (may_have_offsets(coding.value) || zero_shift(coding.value) >= 0) {
+      decode_block<coding.value, true>(w, block, panel);
+    }
   });
   panel_to_float(w, panel, out);
 }

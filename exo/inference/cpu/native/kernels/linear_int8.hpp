@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <type_traits>
 
-#include "linear_blocks.hpp"
+#include "plain_panels.hpp"
 #include "super_panels.hpp"
 #ifdef EXO_TILES
 #include "tiles_amx.hpp"
@@ -12,37 +12,50 @@
 
 namespace exo::EXO_ISA {
 
+// How the groups of a matrix lie in memory (matrix.hpp).
+enum class Layout : uint8_t { kSuper, kOffsets, kZero };
+
 using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
-                            float*, int64_t);
-template <Coding C, bool SUPER>
+                            int64_t, float*, int64_t);
+template <Coding C, Layout L>
 constexpr RowLimits row_limits() {
 #ifdef EXO_TILES
   return {kAllRows, Ops::kMaxRows};
 #else
-  return Ops::row_limits(C, SUPER);
+  return Ops::row_limits(C, L == Layout::kSuper);
 #endif
 }
 
-// Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
-template <Coding C, bool SUPER, int M>
-constexpr PackedTile packed_tile() {
-  if constexpr (M > Ops::kMaxRows || M >= row_limits<C, SUPER>().shared_from)
-    return nullptr;
-  else if constexpr (SUPER)
-    return super_block_from_packed<C, M>;
-  else
-    return block_from_packed<C, M>;
+// Formats that few files have: of their tiles few sizes are compiled.
+template <Coding C, Layout L>
+constexpr bool is_rare() {
+  if (C.table != Table::kNone) return C.table != Table::kIq4 && C.table != Table::kE2m1;
+  return L == Layout::kOffsets ? C.bits != 4 && C.bits != 8 : L == Layout::kZero && C.bits == 5;
 }
-template <Coding C, bool SUPER>
+
+// Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
+template <Coding C, Layout L, int M>
+constexpr PackedTile packed_tile() {
+  constexpr int kRows = !is_rare<C, L>() || M <= 2 ? M : M <= 4 ? 4 : 8;
+  if constexpr (M > Ops::kMaxRows || M >= row_limits<C, L>().shared_from) {
+    return nullptr;
+  } else if constexpr (L == Layout::kSuper) {
+    return super_block_from_packed<C, kRows>;
+  } else {
+    constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
+    return block_from_packed<C, kZero, kRows>;
+  }
+}
+template <Coding C, Layout L>
 constexpr PackedTile kPackedTiles[] = {nullptr,
-                                       packed_tile<C, SUPER, 1>(),
-                                       packed_tile<C, SUPER, 2>(),
-                                       packed_tile<C, SUPER, 3>(),
-                                       packed_tile<C, SUPER, 4>(),
-                                       packed_tile<C, SUPER, 5>(),
-                                       packed_tile<C, SUPER, 6>(),
-                                       packed_tile<C, SUPER, 7>(),
-                                       packed_tile<C, SUPER, 8>()};
+                                       packed_tile<C, L, 1>(),
+                                       packed_tile<C, L, 2>(),
+                                       packed_tile<C, L, 3>(),
+                                       packed_tile<C, L, 4>(),
+                                       packed_tile<C, L, 5>(),
+                                       packed_tile<C, L, 6>(),
+                                       packed_tile<C, L, 7>(),
+                                       packed_tile<C, L, 8>()};
 // Memory of this thread for panels, kept from call to call.
 inline uint8_t* scratch(size_t bytes) {
   static thread_local struct Scratch {
@@ -64,10 +77,10 @@ inline constexpr int64_t kPackedAtOnce = 64;  // rows that stay in a cache besid
 
 // Blocks [begin, end) for some rows: one is read from memory for the first tile of rows and from a
 // cache for the others.
-template <Coding C, bool SUPER>
+template <Coding C, Layout L>
 void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64_t rows,
                    int64_t begin, int64_t end, float* out, int64_t stride) {
-  constexpr int64_t kShared = row_limits<C, SUPER>().shared_from;
+  constexpr int64_t kShared = row_limits<C, L>().shared_from;
   const int64_t flags = w.cols / x.flag_cols(), last = first + rows;
   uint8_t* fine = scratch(static_cast<size_t>(rows * flags));
   const auto size_at = [&](int64_t row) {
@@ -78,7 +91,7 @@ void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64
   }
   for (int64_t b = begin; b < end; b++) {
     if constexpr (kShared < kAllRows) {
-      static_assert(row_limits<C, SUPER>().packed <= kFewRows);
+      static_assert(row_limits<C, L>().packed <= kFewRows);
       if (rows >= kShared) {
         super_block_for_few<C>(w, x, fine, first, rows, b, out, stride);
         continue;
@@ -86,40 +99,59 @@ void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64
     }
     const uint8_t* any = fine;
     for (int64_t row = first; row < last; row += Ops::kMaxRows, any += flags) {
-      kPackedTiles<C, SUPER>[size_at(row)](w, x, any, row, b, out, stride);
+      const int64_t size = size_at(row);
+      kPackedTiles<C, L>[size](w, x, any, row, size, b, out, stride);
     }
   }
 }
 
+// Calls use with the number of rows of the tile for `rows`: the last one's may be fewer. Not so for
+// the last block of an odd number, nor where it is rare.
+template <Coding C, Layout L, int B, typename Use>
+EXO_INLINE void with_tile_rows(int64_t rows, const Use& use) {
+  constexpr int M = Ops::kTileRows, kThird = M / 3;
+  if constexpr (M % 3 == 0 && B == Ops::kTileBlocks && !is_rare<C, L>()) {
+    if (rows <= kThird) return use(std::integral_constant<int, kThird>{});
+    if (rows <= 2 * kThird) return use(std::integral_constant<int, 2 * kThird>{});
+  }
+  use(std::integral_constant<int, M>{});
+}
+
 // What one set of tiles needs of all rows and of a tile's, and how a tile is computed from a panel.
-template <Coding C>
+template <Coding C, Layout L>
 struct PlainPanels {
-  static int64_t scale_bytes(const Matrix& w) { return w.groups() * 128; }
+  static constexpr bool OFFSETS = L == Layout::kOffsets;
+  static int64_t scale_bytes(const Matrix& w) { return w.groups() * panel_scales(OFFSETS) * 4; }
+  // Of a tile, at each of which something is fetched.
+  static int64_t steps(const Matrix& w) { return w.groups(); }
   static void decode(const Matrix& w, int64_t block, const Panel& panel) {
-    decode_block<C>(w, block, panel);
+    decode_block<C, OFFSETS>(w, block, panel);
   }
+  static constexpr int kZero = OFFSETS ? -1 : zero_shift(C), kBits = weight_bits<C>();
 #ifdef EXO_TILES
-  using Steps = TileSteps;
-  template <int>
-  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
-                      int64_t rows, int64_t block, float* out, int64_t stride) {
-    tile_from_panel(w, panel, todo, row, rows, block, out, stride);
-  }
-#else
-  struct Steps : PanelSteps {
-    static size_t bytes(const Matrix& w) {
-      return static_cast<size_t>(2 * w.groups()) * sizeof(PanelStep);
-    }
+  struct Steps : PanelSteps<16> {
     Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
           const uint8_t* fine)
-        : PanelSteps{reinterpret_cast<PanelStep*>(memory), x.stride, {}} {
-      list_steps(w, x, row, fine, *this);
-    }
+        : PanelSteps(memory, w, x, row, w.zero, fine) {}
+  };
+  template <int>
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
+                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+    tile_from_panel<OFFSETS>(w, panel, todo, ahead, row, rows, block, out, stride);
+  }
+#else
+  struct Steps : PanelSteps<Ops::kTileRows> {
+    Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
+          const uint8_t* fine)
+        : PanelSteps(memory, w, x, row, SlabSums<kBits, kZero, 1, 1>::kLess, fine) {}
   };
   template <int B>
-  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
-                      int64_t rows, int64_t block, float* out, int64_t stride) {
-    block_from_panel<weight_bits<C>(), B>(w, panel, todo, row, rows, block, out, stride);
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
+                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+    with_tile_rows<C, L, B>(rows, [&](auto m) {
+      block_from_panel<kBits, kZero, m.value, B>(w, panel, todo, ahead, row, rows, block, out,
+                                                 stride);
+    });
   }
 #endif
 };
@@ -130,15 +162,16 @@ struct SuperPanels {
   static int64_t scale_bytes(const Matrix& w) {
     return w.cols / kSuperCols * SuperScales<kHalves>::kBytes;
   }
+  static int64_t steps(const Matrix& w) { return w.cols / kUnitCols; }
   static void decode(const Matrix& w, int64_t block, const Panel& panel) {
     decode_super_block<C>(w, block, panel);
   }
 #ifdef EXO_TILES
   using Steps = SuperTileSteps;
   template <int>
-  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
-                      int64_t rows, int64_t block, float* out, int64_t stride) {
-    super_tile_from_panel<kHalves>(w, panel, todo, super_offsets<C>(), row, rows, block, out,
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
+                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+    super_tile_from_panel<kHalves>(w, panel, todo, super_offsets<C>(), ahead, row, rows, block, out,
                                    stride);
   }
 #else
@@ -150,26 +183,28 @@ struct SuperPanels {
         : x(x), fine(fine) {}
   };
   template <int B>
-  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, int64_t row,
-                      int64_t rows, int64_t block, float* out, int64_t stride) {
-    super_block_from_panel<weight_bits<C>(), kHalves, B>(
-        w, panel, todo.x, todo.fine, super_offsets<C>(), row, rows, block, out, stride);
+  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
+                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+    with_tile_rows<C, Layout::kSuper, B>(rows, [&](auto m) {
+      super_block_from_panel<weight_bits<C>(), kHalves, super_offsets<C>(), m.value, B>(
+          w, panel, todo.x, todo.fine, ahead, row, rows, block, out, stride);
+    });
   }
 #endif
 };
 
-template <Coding C, bool SUPER>
+template <Coding C, Layout L>
 void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride) {
-  using Panels = std::conditional_t<SUPER, SuperPanels<C>, PlainPanels<C>>;
+  using Panels = std::conditional_t<L == Layout::kSuper, SuperPanels<C>, PlainPanels<C, L>>;
   const int64_t flags = w.cols / x.flag_cols();
-  if (rows <= row_limits<C, SUPER>().packed) {
+  if (rows <= row_limits<C, L>().packed) {
     const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
     for (int64_t b = begin; b < end; b += cached) {
       const int64_t some = b + cached < end ? b + cached : end;
       for (int64_t row = 0; row < rows; row += kPackedAtOnce) {
         const int64_t count = rows - row < kPackedAtOnce ? rows - row : kPackedAtOnce;
-        linear_packed<C, SUPER>(w, x, row, count, b, some, out, stride);
+        linear_packed<C, L>(w, x, row, count, b, some, out, stride);
       }
     }
     return;
@@ -181,7 +216,7 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   constexpr int64_t kRows = TileUnit::kRows;
   constexpr int kBlocks = 1;
 #else
-  constexpr int64_t kRows = Ops::kMaxRows;
+  constexpr int64_t kRows = Ops::kTileRows;
   constexpr int kBlocks = Ops::kTileBlocks;
 #endif
   // As many panels as stay in a cache, in whole tiles.
@@ -199,31 +234,45 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
       return Panel{at, reinterpret_cast<float*>(at + slab_bytes), panel_bytes};
     };
     for (int64_t i = 0; i < count; i++) Panels::decode(w, b0 + i, panel(i));
+    // The next panels' weights come from memory while these are multiplied, a few lines at a time.
+    const int64_t left = end - b0 - count,
+                  lines = (left < step ? left : step) * w.block_bytes() / 64;
+    const int64_t steps = (rows + kRows - 1) / kRows * (count / kBlocks) * Panels::steps(w);
+    const int64_t at_once = steps > 0 ? (lines + steps - 1) / steps : 0;
+    Ahead ahead{w.block(b0 + count), static_cast<int>(at_once < 4 ? at_once : 4)};
+    const uint8_t* fetched = ahead.at + 64 * lines;
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       find_fine_groups(x, row, m, fine);
       const typename Panels::Steps todo(step_memory, w, x, row, m, fine);
       int64_t i = 0;
       for (; i + kBlocks <= count; i += kBlocks) {
-        Panels::template compute<kBlocks>(w, panel(i), todo, row, m, b0 + i, out, stride);
+        if (ahead.at >= fetched) ahead.lines = 0;
+        Panels::template compute<kBlocks>(w, panel(i), todo, ahead, row, m, b0 + i, out, stride);
+        ahead.at += Panels::steps(w) * ahead.lines * 64;
       }
       for (; i < count; i++) {
-        Panels::template compute<1>(w, panel(i), todo, row, m, b0 + i, out, stride);
+        Panels::template compute<1>(w, panel(i), todo, {}, row, m, b0 + i, out, stride);
       }
     }
   }
 }
 
+// In super.cpp.
+void linear_super(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
+                  float* out, int64_t stride);
+
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                         int64_t end, float* out, int64_t stride) {
+  if (w.is_super) return linear_super(w, x, rows, begin, end, out, stride);
   with_coding(w.coding(), [&](auto coding) {
-    if constexpr (may_be_super(coding.value)) {
-      if (w.is_super) {
-        return linear_coded<coding.value, true>(w, x, rows, begin, end, out, stride);
+    if constexpr (may_have_offsets(coding.value)) {
+      if (w.zero == 0) {
+        return linear_coded<coding.value, Layout::kOffsets>(w, x, rows, begin, end, out, stride);
       }
     }
-    if constexpr (may_be_plain(coding.value)) {
-      linear_coded<coding.value, false>(w, x, rows, begin, end, out, stride);
+    if constexpr (zero_shift(coding.value) >= 0) {
+      linear_coded<coding.value, Layout::kZero>(w, x, rows, begin, end, out, stride);
     }
   });
 }

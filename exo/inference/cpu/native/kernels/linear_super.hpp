@@ -43,13 +43,8 @@ constexpr SuperOffsets super_offsets() {
   return {SuperTraits<C>::kHasFactor, shift};
 }
 
-// Whether a unit's sums begin with what its values' zero takes from them: elsewhere that is made up
-// for at the end of a super-block (finish_super).
-template <typename O = Ops>
-constexpr bool begins_less() {
-  return requires { O::shifted_left; };
-}
-// Then `finish_super` needs no more of it.
+// Where a unit's sums begin with what its values' zero takes from them, `finish_super` needs no
+// more of it.
 constexpr SuperOffsets left_to_finish(SuperOffsets offsets) {
   return {offsets.has_factor, begins_less() ? -1 : offsets.zero_shift};
 }
@@ -136,12 +131,12 @@ struct UnitSums {
   }
 };
 
-// Rows y with a super-block's integers in them. `x` is the first row's, the next one's comes `next`
-// later; 0: all are the same.
+// Rows y with a super-block's integers in them; where it `begins` them they held nothing. `x` is
+// the first row's, the next one's comes `next` later; 0: all are the same.
 template <int HALVES, int M>
 EXO_INLINE void finish_super(Ops::Float* y, const Ops::Int* total, const QuantizedSuper* x,
                              int64_t next, Ops::Float d, Ops::Float factor, const uint8_t* pairs,
-                             SuperOffsets offsets) {
+                             SuperOffsets offsets, bool begins) {
   Ops::Int offset[M];
   for (auto& sum : offset) sum = Ops::zero_int();
   if (offsets.has_factor || offsets.zero_shift >= 0) {
@@ -161,7 +156,7 @@ EXO_INLINE void finish_super(Ops::Float* y, const Ops::Int* total, const Quantiz
     if (!offsets.has_factor && offsets.zero_shift >= 0) {
       all = Ops::less_shifted(all, offset[m], offsets.zero_shift);
     }
-    y[m] = Ops::add_scaled(y[m], d, scale, all);
+    y[m] = Ops::add_scaled(begins ? Ops::zero_float() : y[m], d, scale, all);
     if (offsets.has_factor) y[m] = Ops::add_scaled(y[m], factor, scale, offset[m]);
   }
 }
@@ -269,7 +264,7 @@ __attribute__((noinline)) void add_fine_unit(const uint8_t* p, const SuperHeader
 
 template <Coding C, int M>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
-                             int64_t row, int64_t block, float* out, int64_t stride) {
+                             int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
   using T = SuperTraits<C>;
   constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
   alignas(64) uint8_t pairs[64 * T::kPairs];
@@ -299,14 +294,14 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
     if constexpr (kOffsets.has_factor || kOffsets.zero_shift >= 0) header.store_pairs(pairs);
     const Ops::Float d = header.d(), factor = header.factor();
     Ops::Float* y = sums.now();
-    const auto finish = [&](const Ops::Int* sums,
-                            const SuperActivations& of) __attribute__((always_inline)) {
-      finish_super<T::kHalves, M>(y, sums, of.x, supers, d, factor, pairs, kOffsets);
+    const auto finish = [&](const Ops::Int* sums, const SuperActivations& of,
+                            bool begins) __attribute__((always_inline)) {
+      finish_super<T::kHalves, M>(y, sums, of.x, supers, d, factor, pairs, kOffsets, begins);
     };
-    finish(total[0], coarse);
-    if (some_fine) finish(total[1], fine);
+    finish(total[0], coarse, sums.begins());
+    if (some_fine) finish(total[1], fine, false);
   }
-  for (int m = 0; m < M; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 }  // namespace exo::EXO_ISA

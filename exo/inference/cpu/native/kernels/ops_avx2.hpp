@@ -19,6 +19,7 @@ struct Ops {
   };
 
   static constexpr int kMaxRows = most_rows(4);
+  static constexpr int kTileRows = kMaxRows;
   static constexpr int kTileBlocks = 1;
 
   static EXO_INLINE Bytes load(const uint8_t* p) {
@@ -60,6 +61,9 @@ struct Ops {
   static EXO_INLINE Int zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static EXO_INLINE Int add_int(Int a, Int b) {
     return {_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])};
+  }
+  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
+    return add_int(sum, {_mm256_set1_epi32(value), _mm256_set1_epi32(value)});
   }
   static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
     return {_mm256_sub_epi32(a.v[0], _mm256_slli_epi32(b.v[0], count)),
@@ -124,9 +128,7 @@ struct Ops {
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
     return now(add_few(sum, products<BITS>(weights, four)));
   }
-  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
-    return add_int(sum, {_mm256_set1_epi32(value), _mm256_set1_epi32(value)});
-  }
+  static constexpr bool kTakes128 = true;
   template <int BITS>
   static EXO_INLINE Int products(Bytes weights, const int8_t* four) {
     const __m256i a = same(four), bit = _mm256_set1_epi8(static_cast<char>(0x80));

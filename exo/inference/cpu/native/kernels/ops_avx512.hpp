@@ -14,6 +14,7 @@ struct Ops {
 
   static constexpr int kMaxRows = most_rows(8);
   // Two halve what is read of activations, and their sums hide the latency of a dot product.
+  static constexpr int kTileRows = most_rows(6);
   static constexpr int kTileBlocks = 2;
 
   static EXO_INLINE Bytes load(const uint8_t* p) { return _mm512_load_si512(p); }
@@ -37,6 +38,9 @@ struct Ops {
 
   static EXO_INLINE Int zero_int() { return _mm512_setzero_si512(); }
   static EXO_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
+    return _mm512_add_epi32(sum, _mm512_set1_epi32(value));
+  }
   static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
     return _mm512_sub_epi32(a, _mm512_slli_epi32(b, static_cast<unsigned>(count)));
   }
@@ -85,10 +89,10 @@ struct Ops {
     return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  // From three tiles on two decoded blocks at once pay for decoding them. Of super-blocks it takes
-  // more: what rows past the last one cost in a tile is more there.
-  static constexpr RowLimits row_limits(Coding, bool is_super) {
-    return {kAllRows, is_super ? 64 : 23};
+  // From three tiles on two decoded blocks at once pay for decoding them, even where the last tile
+  // is of few rows. What K formats of 4 bits cost is mostly not their decoding.
+  static constexpr RowLimits row_limits(Coding coding, bool is_super) {
+    return {kAllRows, is_super && coding.bits == 4 && coding.table == Table::kNone ? 47 : 17};
   }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }

@@ -20,6 +20,7 @@ struct Ops {
   };
 
   static constexpr int kMaxRows = most_rows(4);
+  static constexpr int kTileRows = kMaxRows;
   static constexpr int kTileBlocks = 1;
 
   static EXO_INLINE Bytes load(const uint8_t* p) {
@@ -62,6 +63,10 @@ struct Ops {
   static EXO_INLINE Int add_int(Int a, Int b) {
     for (int i = 0; i < 4; i++) a.v[i] = vaddq_s32(a.v[i], b.v[i]);
     return a;
+  }
+  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
+    for (auto& v : sum.v) v = vaddq_s32(v, vdupq_n_s32(value));
+    return sum;
   }
   static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
     const int32x4_t by = vdupq_n_s32(count);
@@ -121,10 +126,7 @@ struct Ops {
   static constexpr int kWeightBits = 8;  // one dot product for all
 #else
   static constexpr int kWeightBits = 0;
-  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
-    for (auto& v : sum.v) v = vaddq_s32(v, vdupq_n_s32(value));
-    return sum;
-  }
+  static constexpr bool kTakes128 = true;
 #endif
   static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, 64}; }
 

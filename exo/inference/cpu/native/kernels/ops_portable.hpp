@@ -5,8 +5,8 @@
 //   dot<BITS>(sum, weights, four): sum[lane] += sum over j of weights[4 * lane + j] * four[j], the
 //   weights below 2^BITS; kWeightBits 8: it is the same for all BITS. row_limits: see
 //   vector.hpp. Where sums of 16 bits cost less: `products` of a slab, `add_products` of
-//   another of slabs_in_16_bits(bits) in all, `add_few` to a sum. With `add_to_all`, which adds one
-//   integer to every lane, dot<8> takes 128 from each weight.
+//   another of slabs_in_16_bits(bits) in all, `add_few` to a sum. With kTakes128 dot<8> takes 128
+//   from each weight. add_to_all: one integer, to every lane.
 //   entries(table, indices): of sixteen bytes those that are asked for.
 //   add_group: the two fused steps that linear_blocks.hpp gives; add_scaled: the first of them.
 //   For super-blocks (linear_super.hpp) codes, small integers, are kept in an Int as it pleases:
@@ -36,6 +36,7 @@ struct Ops {
   };
 
   static constexpr int kMaxRows = most_rows(4);
+  static constexpr int kTileRows = kMaxRows;
   static constexpr int kTileBlocks = 1;
 
   template <typename T>
@@ -70,6 +71,10 @@ struct Ops {
   static EXO_INLINE Int add_int(Int a, const Int& b) {
     for (int i = 0; i < 16; i++) a.v[i] += b.v[i];
     return a;
+  }
+  static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
+    for (int32_t& lane : sum.v) lane += value;
+    return sum;
   }
   static EXO_INLINE Int less_shifted(Int a, const Int& b, int count) {
     for (int i = 0; i < 16; i++) a.v[i] -= b.v[i] * (1 << count);

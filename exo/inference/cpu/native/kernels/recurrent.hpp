@@ -37,9 +37,10 @@ inline void convolve(const float* x, int64_t stride, const float* weights, const
   convolve_all<false>(x, stride, weights, bias, channels, taps, out);
 }
 
-// R rows of the state through one token.
+// R rows of the state through one token. `step` is a copy: stores to the state might change
+// another.
 template <int R, bool DELTA>
-EXO_INLINE void recur_rows(float* state, const StateStep& step, int keys, int64_t row) {
+EXO_INLINE void recur_rows(float* state, StateStep step, int keys, int64_t row) {
   float change[R];
   if constexpr (DELTA) {
     VecF recalled[R][kVecs] = {};
@@ -74,9 +75,10 @@ EXO_INLINE void recur_rows(float* state, const StateStep& step, int keys, int64_
 
 template <bool DELTA>
 void recur_all(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows) {
+  constexpr int kMany = kVecs == 1 ? 8 : 4;  // whose sums hide the latency of an addition
   for (int64_t t = 0; t < tokens; t++) {
     int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) recur_rows<4, DELTA>(state, steps[t], keys, row);
+    for (; row + kMany <= rows; row += kMany) recur_rows<kMany, DELTA>(state, steps[t], keys, row);
     for (; row < rows; row++) recur_rows<1, DELTA>(state, steps[t], keys, row);
   }
 }

@@ -73,12 +73,6 @@ void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) 
   }
 }
 
-// What is fetched from memory meanwhile, so many lines with each unit.
-struct Ahead {
-  const uint8_t* at;
-  int lines;
-};
-
 // One super-block of B blocks in panels, `apart` bytes from one to the next.
 template <int HALVES>
 struct SuperPanel {
@@ -90,18 +84,20 @@ struct SuperPanel {
   EXO_INLINE SuperScales<HALVES> scales_of(int b) const { return {scales.at + b * apart}; }
 };
 
-// Adds those units whose byte in `units` is not 0 to M outputs of each of B blocks.
-template <int BITS, int HALVES, int M, int B>
+// Adds all units, or those whose byte in `units` is not 0, to M outputs of each of B blocks.
+template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B, bool ALL>
 __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const SuperActivations& x,
-                                         uint64_t units, SuperOffsets offsets, Ahead ahead,
-                                         Ops::Float* y) {
+                                         uint64_t units, Ahead ahead, Ops::Float* y, bool begins) {
   Ops::Int total[B][M];
   for (auto& block : total) {
     for (auto& sum : block) sum = Ops::zero_int();
   }
-  for (; units != 0; units &= units - 1) {
-    const int u = __builtin_ctzll(units) / 8;
-    for (int i = 0; i < ahead.lines; i++, ahead.at += 64) __builtin_prefetch(ahead.at);
+  for (int u = 0; ALL ? u < QuantizedSuper::kUnits : units != 0; u++) {
+    if constexpr (!ALL) {
+      u = __builtin_ctzll(units) / 8;
+      units &= units - 1;
+    }
+    ahead.fetch();
     const int8_t* values = x.values + kUnitCols * u;
     Ops::Int codes[B][HALVES];
     for (int b = 0; b < B; b++) {
@@ -110,7 +106,9 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
       }
     }
     UnitSums<BITS, HALVES, M, B> sums;
-    if (offsets.zero_shift >= 0) sums.begin_less(x.x, x.supers, u, offsets.zero_shift);
+    if constexpr (OFFSETS.zero_shift >= 0) {
+      sums.begin_less(x.x, x.supers, u, OFFSETS.zero_shift);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
       Ops::Bytes weights[B];
@@ -122,40 +120,40 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
       for (int b = 0; b < B; b++) total[b][m] = sums.added(b, m, total[b][m], codes, multiple);
     }
   }
+#pragma GCC unroll 2
   for (int b = 0; b < B; b++, y += M) {
     const SuperScales<HALVES> scales = panel.scales_of(b);
     const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
     finish_super<HALVES, M>(y, total[b], x.x, x.supers, d, factor, scales.pairs(),
-                            left_to_finish(offsets));
+                            left_to_finish(OFFSETS), begins);
   }
 }
 
-inline constexpr uint64_t kAllUnits = 0x0101010101010101;
-
 // Adds one super-block, the coarse and the fine part, to a tile of M rows from `row` on.
-template <int BITS, int HALVES, int M, int B>
+template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B>
 void add_both_parts(const SuperPanel<HALVES>& panel, const QuantizedRows& x,
-                    const uint8_t* any_fine, SuperOffsets offsets, int64_t row, int64_t super,
-                    Ahead ahead, Ops::Float* y) {
+                    const uint8_t* any_fine, int64_t row, int64_t super, Ahead ahead, Ops::Float* y,
+                    bool begins) {
   uint64_t units;  // a byte of 0 or 1 each
   __builtin_memcpy(&units, any_fine + super * QuantizedSuper::kUnits, sizeof units);
   const SuperActivations coarse(x, x.coarse, row, super);
-  add_super<BITS, HALVES, M, B>(panel, coarse, kAllUnits, offsets, ahead, y);
+  add_super<BITS, HALVES, OFFSETS, M, B, true>(panel, coarse, 0, ahead, y, begins);
   if (units == 0) return;
   const SuperActivations fine(x, x.fine, row, super);
-  add_super<BITS, HALVES, M, B>(panel, fine, units, offsets, {}, y);
+  add_super<BITS, HALVES, OFFSETS, M, B, false>(panel, fine, units, {}, y, false);
 }
 
-template <int BITS, int HALVES, int B>
+template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B>
 void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
-                            const uint8_t* any_fine, SuperOffsets offsets, int64_t row,
-                            int64_t rows, int64_t block, float* out, int64_t stride) {
-  constexpr int M = Ops::kMaxRows;
+                            const uint8_t* any_fine, Ahead ahead, int64_t row, int64_t rows,
+                            int64_t block, float* out, int64_t stride) {
   const int64_t supers = w.cols / kSuperCols;
   PartSums<B * M> sums(w.parts, supers);
   SuperPanel<HALVES> at{panel.slabs, {reinterpret_cast<uint8_t*>(panel.scales)}, panel.apart};
   for (int64_t s = 0; s < supers; s++, sums.next()) {
-    add_both_parts<BITS, HALVES, M, B>(at, x, any_fine, offsets, row, s, {}, sums.now());
+    add_both_parts<BITS, HALVES, OFFSETS, M, B>(at, x, any_fine, row, s, ahead, sums.now(),
+                                                sums.begins());
+    ahead.at += QuantizedSuper::kUnits * ahead.lines * 64;
     at.slabs += kSuperCols * kBlockRows;
     at.scales.at += SuperScales<HALVES>::kBytes;
   }
@@ -166,24 +164,22 @@ void super_block_from_panel(const Matrix& w, const Panel& panel, const Quantized
   }
 }
 
-template <int BITS, int HALVES>
-using AddParts = void (*)(const SuperPanel<HALVES>&, const QuantizedRows&, const uint8_t*,
-                          SuperOffsets, int64_t, int64_t, Ahead, Ops::Float*);
-template <int BITS, int HALVES, int M>
-constexpr AddParts<BITS, HALVES> add_parts() {
-  if constexpr (M <= Ops::kMaxRows) return add_both_parts<BITS, HALVES, M, 1>;
-  return nullptr;
-}
-template <int BITS, int HALVES>
-constexpr AddParts<BITS, HALVES> kAddParts[] = {nullptr,
-                                                add_parts<BITS, HALVES, 1>(),
-                                                add_parts<BITS, HALVES, 2>(),
-                                                add_parts<BITS, HALVES, 3>(),
-                                                add_parts<BITS, HALVES, 4>(),
-                                                add_parts<BITS, HALVES, 5>(),
-                                                add_parts<BITS, HALVES, 6>(),
-                                                add_parts<BITS, HALVES, 7>(),
-                                                add_parts<BITS, HALVES, 8>()};
+template <Coding C>
+struct AddParts {
+  static constexpr int kHalves = SuperTraits<C>::kHalves;
+  using Tile = void (*)(const SuperPanel<kHalves>&, const QuantizedRows&, const uint8_t*, int64_t,
+                        int64_t, Ahead, Ops::Float*, bool);
+  template <int M>
+  static constexpr Tile of_rows() {
+    if constexpr (M <= Ops::kMaxRows) {
+      return add_both_parts<weight_bits<C>(), kHalves, super_offsets<C>(), M, 1>;
+    }
+    return nullptr;
+  }
+  static constexpr Tile kTiles[] = {nullptr,      of_rows<1>(), of_rows<2>(),
+                                    of_rows<3>(), of_rows<4>(), of_rows<5>(),
+                                    of_rows<6>(), of_rows<7>(), of_rows<8>()};
+};
 
 // One block for a few tiles of rows, each super-block decoded once for them: up to kFewRows rows.
 inline constexpr int64_t kFewRows = 32;
@@ -212,8 +208,8 @@ void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t*
     for (int64_t t = 0; t < tiles; t++, ahead = {}) {
       const uint8_t* fine = any_fine + t * flags;
       const int64_t row = first + t * kRows;
-      kAddParts<weight_bits<C>(), kHalves>[size_of(t)](
-          {slabs, {memory}}, x, fine, super_offsets<C>(), row, s, ahead, parts[t][part]);
+      AddParts<C>::kTiles[size_of(t)]({slabs, {memory}}, x, fine, row, s, ahead, parts[t][part],
+                                      false);
     }
   }
   for (int64_t t = 0; t < tiles; t++) {

@@ -2,6 +2,7 @@
 // of an `Ops`, then the same steps, so the same bits.
 #pragma once
 
+#include "plain_panels.hpp"
 #include "super_panels.hpp"
 
 namespace exo::EXO_ISA {
@@ -64,44 +65,6 @@ struct TileUnit {
 };
 #endif
 
-// The steps of a tile of rows (linear_blocks.hpp), kept for all blocks of outputs that they meet.
-struct TileSteps {
-  int64_t count, stride;
-  struct Step {
-    const int8_t* values;  // of the first row
-    int64_t group;
-  }* steps;       // [count]
-  float* scales;  // [count][16], by row; rows past the last are its copies
-  float* sums;    // [count][16]
-
-  static size_t bytes(const Matrix& w) {
-    return static_cast<size_t>(2 * w.groups()) * (sizeof(Step) + 2 * 16 * sizeof(float));
-  }
-
-  TileSteps(uint8_t* memory, const Matrix&, const QuantizedRows& x, int64_t row, int64_t rows,
-            const uint8_t* any_fine)
-      : count(0), stride(x.stride) {
-    const int64_t groups = x.cols / x.group;
-    scales = reinterpret_cast<float*>(memory);
-    sums = scales + 2 * groups * 16;
-    steps = reinterpret_cast<Step*>(sums + 2 * groups * 16);
-    for_steps(x, any_fine, 0, groups,
-              [&](int64_t g, const QuantizedPart& part) { add(x, part, row, rows, g); });
-  }
-
- private:
-  void add(const QuantizedRows& x, const QuantizedPart& part, int64_t row, int64_t rows,
-           int64_t g) {
-    steps[count] = {part.values + row * x.stride + g * x.group, g};
-    for (int64_t m = 0; m < 16; m++) {
-      const int64_t at = (row + (m < rows ? m : rows - 1)) * (x.cols / x.group) + g;
-      scales[16 * count + m] = part.groups[at].scale;
-      sums[16 * count + m] = part.groups[at].sum;
-    }
-    count++;
-  }
-};
-
 // The integer sums of one group, 16 rows by 16 outputs, `values` being the first row's. Rows past
 // the last one of a short tile are computed from whatever the buffer holds and dropped.
 EXO_INLINE void multiply_group(const Matrix& w, const Panel& panel, const int8_t* values,
@@ -115,8 +78,9 @@ EXO_INLINE void multiply_group(const Matrix& w, const Panel& panel, const int8_t
   tiles.store(sum);
 }
 
-inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps& todo, int64_t row,
-                            int64_t rows, int64_t block, float* out, int64_t stride) {
+template <bool OFFSETS>
+void tile_from_panel(const Matrix& w, const Panel& panel, const PanelSteps<16>& todo, Ahead ahead,
+                     int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
   // A step's integers are read one step after they are written: the tile unit's stores are not
   // forwarded to loads, which would else wait for them.
   alignas(64) int32_t sums[2][256];
@@ -130,20 +94,27 @@ inline void tile_from_panel(const Matrix& w, const Panel& panel, const TileSteps
   };
   multiply(0);
   PartSums<16> parts(w.parts, w.parts);
-  const int64_t groups_in_part = w.groups() / w.parts;
-  int64_t bound = groups_in_part;
-  for (int64_t i = 0; i < todo.count; i++) {
-    if (todo.steps[i].group == bound) {
+  const int64_t count = todo.ends[w.parts - 1];
+  for (int64_t i = 0, part = 0; i < count; i++) {
+    if (i == todo.ends[part]) {
       parts.close(y);
-      bound += groups_in_part;
+      part++;
     }
-    if (i + 1 < todo.count) multiply(i + 1);
-    const float* scales = panel.scales + 32 * todo.steps[i].group;
-    const Ops::Float scale = Ops::from_f32(scales), offset = Ops::from_f32(scales + 16);
+    ahead.fetch();
+    if (i + 1 < count) multiply(i + 1);
+    const auto& step = todo.steps[i];
+    const float* scales = panel.scales + panel_scales(OFFSETS) * step.group;
+    const Ops::Float scale = Ops::from_f32(scales);
+    Ops::Float offset = Ops::zero_float();
+    if constexpr (OFFSETS) offset = Ops::from_f32(scales + kBlockRows);
 #pragma GCC unroll 16
     for (int m = 0; m < 16; m++) {
-      y[m] = Ops::add_group(y[m], scale, todo.scales[16 * i + m],
-                            Ops::load_int(sums[i % 2] + 16 * m), offset, todo.sums[16 * i + m]);
+      const Ops::Int sum = Ops::load_int(sums[i % 2] + 16 * m);
+      if constexpr (OFFSETS) {
+        y[m] = Ops::add_group(y[m], scale, step.scale[m], sum, offset, step.sum[m]);
+      } else {
+        y[m] = Ops::add_scaled(y[m], scale, step.scale[m], Ops::add_to_all(sum, step.less[m]));
+      }
     }
   }
   parts.close(y);
@@ -199,8 +170,8 @@ struct SuperTileSteps {
 
 template <int HALVES>
 void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileSteps& todo,
-                           SuperOffsets offsets, int64_t row, int64_t rows, int64_t block,
-                           float* out, int64_t stride) {
+                           SuperOffsets offsets, Ahead ahead, int64_t row, int64_t rows,
+                           int64_t block, float* out, int64_t stride) {
   using Scales = SuperScales<HALVES>;
   alignas(64) int32_t sums[2][256];
   Ops::Int total[16];
@@ -212,7 +183,9 @@ void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileS
     multiply_group(w, panel, step.values, todo.stride, step.group, sums[i % 2]);
   };
   multiply(0);
+  int64_t last = -1;  // super-block that was added
   for (int64_t i = 0; i < todo.count; i++) {
+    ahead.fetch();
     if (i + 1 < todo.count) multiply(i + 1);
     const auto& step = todo.steps[i];
     const int64_t super = step.group / Scales::kGroups;
@@ -227,10 +200,12 @@ void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileS
     if (step.ended == nullptr) continue;
     const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
     Ops::Float* y = parts.now();
+    const bool begins = parts.begins() && super != last;
+    last = super;
 #pragma GCC unroll 16
     for (int m = 0; m < 16; m++) {
       finish_super<HALVES, 1>(y + m, total + m, &todo.of_row(step.ended, m), 0, d, factor,
-                              scales.pairs(), offsets);
+                              scales.pairs(), offsets, begins);
       total[m] = Ops::zero_int();
     }
     if (i + 1 == todo.count || todo.steps[i + 1].group / Scales::kGroups != super) parts.next();

@@ -1,0 +1,161 @@
+// The same (linear_plain.hpp) from blocks that are decoded once for many rows.
+#pragma once
+
+#include <type_traits>
+
+#include "linear_plain.hpp"
+
+namespace exo::EXO_ISA {
+
+// Floats a group has in a panel's scales.
+constexpr int64_t panel_scales(bool has_offsets) { return (has_offsets ? 2 : 1) * kBlockRows; }
+
+template <Coding C, bool OFFSETS>
+void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
+  const uint8_t* start = w.block(block);
+  uint8_t* slabs = panel.slabs;
+  for (int64_t g = 0; g < w.groups(); g++) {
+    const uint8_t* p = start + w.group_at(g);
+    for (int u = 0; u < w.group / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
+      decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+        Ops::store_bytes(slabs + 64 * slab, weights);
+      });
+    }
+    const uint8_t* scales = start + w.scales_at(g);
+    const Ops::Float scale = load_scales(scales, w.dtype, 0);
+    float* out = panel.scales + panel_scales(OFFSETS) * g;
+    Ops::store(out, scale);
+    if constexpr (OFFSETS) Ops::store(out + kBlockRows, load_offsets(w, scales, scale));
+  }
+}
+
+// One group of a tile of R rows: where the first row's columns begin, and what its rows have for
+// it. `less`: as often as the kernel adds it.
+template <int R>
+struct PanelStep {
+  const int8_t* values;
+  int64_t group;
+  float scale[R];
+  int32_t less[R];
+  float sum[R];
+};
+
+// What a tile of rows adds up, the parts of its sums one after the other: the coarse part of each
+// group, then its fine part where it has one. A list, so that all blocks meet the same few branches
+// in the same order, and read what they need of all rows side by side.
+template <int R>
+struct PanelSteps {
+  using Step = PanelStep<R>;
+  Step* steps;
+  int64_t stride;  // of values
+  int64_t ends[kMostParts];
+
+  static size_t bytes(const Matrix& w) {
+    return static_cast<size_t>(2 * w.groups()) * sizeof(Step);
+  }
+
+  __attribute__((noinline)) PanelSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x,
+                                       int64_t row, int times_less, const uint8_t* any_fine)
+      : steps(reinterpret_cast<Step*>(memory)), stride(x.stride) {
+    const int64_t groups = w.groups(), in_part = groups / w.parts, columns = w.group;
+    const QuantizedPart parts[2] = {x.from_row(x.coarse, row), x.from_row(x.fine, row)};
+    Step* step = steps;
+    for (int64_t g = 0, part = 0; part < w.parts; part++) {
+      for (const int64_t end = g + in_part; g < end; g++) {
+        for (int n = 0; n < (any_fine[g] ? 2 : 1); n++, step++) {
+          step->values = parts[n].values + g * columns;
+          step->group = g;
+          const QuantizedGroup* of = parts[n].groups + g;
+          for (int m = 0; m < R; m++, of += groups) {
+            step->scale[m] = of->scale;
+            step->less[m] = of->less * times_less;
+            step->sum[m] = of->sum;
+          }
+        }
+      }
+      ends[part] = step - steps;
+    }
+  }
+};
+
+template <int R>
+struct RowsOfStep {
+  const PanelStep<R>& step;
+
+  EXO_INLINE float scale(int m) const { return step.scale[m]; }
+  EXO_INLINE float sum(int m) const { return step.sum[m]; }
+  template <int>
+  EXO_INLINE int32_t less(int m) const {
+    return step.less[m];
+  }
+  template <int, typename O = Ops>
+  EXO_INLINE typename O::Int start(int m) const {
+    return O::same_int(step.less[m]);
+  }
+};
+
+// `UNITS` of a group; 0: `w` says how many.
+template <int BITS, int ZERO, int M, int B, int UNITS, int R>
+EXO_INLINE void add_panel_group(int units, const Panel& panel, const PanelStep<R>& step,
+                                int64_t stride, Ops::Float* y) {
+  const int8_t* a = step.values;
+  const int count = UNITS > 0 ? UNITS : units;
+  const uint8_t* slabs = panel.slabs + step.group * count * kUnitCols * kBlockRows;
+  SlabSums<BITS, ZERO, M, 1, B> sums;
+  const RowsOfStep<R> rows{step};
+  sums.begin(rows);
+  for (int u = 0; u < count; u++, slabs += 512, a += kUnitCols) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+      Ops::Bytes weights[B];
+      for (int b = 0; b < B; b++) weights[b] = Ops::load(panel.of(b, slabs) + 64 * i);
+      sums.add(i, weights, a + 4 * i, stride);
+    }
+  }
+  for (int b = 0; b < B; b++) {
+    const float* scales = panel.of(b, panel.scales) + panel_scales(ZERO < 0) * step.group;
+    const Ops::Float scale = Ops::from_f32(scales);
+    Ops::Float offset = Ops::zero_float();
+    if constexpr (ZERO < 0) offset = Ops::from_f32(scales + kBlockRows);
+    sums.finish_group(b, rows, scale, offset, y + b * M);
+  }
+}
+
+template <int BITS, int ZERO, int M, int B, int UNITS, int R>
+EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelSteps<R>& todo,
+                          Ahead ahead, PartSums<B * M>& sums) {
+  const PanelStep<R>* step = todo.steps;
+  const int parts = w.parts, units = w.group / kUnitCols;
+  const int64_t stride = todo.stride;
+  for (int part = 0; part < parts; part++) {
+    Ops::Float y[B * M];
+    for (auto& sum : y) sum = Ops::zero_float();
+    for (const PanelStep<R>* end = todo.steps + todo.ends[part]; step < end; step++) {
+      ahead.fetch();
+      add_panel_group<BITS, ZERO, M, B, UNITS>(units, panel, *step, stride, y);
+    }
+    sums.close(y);
+  }
+}
+
+// B blocks from `block` on for `rows` rows, up to M. Rows past the last are computed from whatever
+// the buffer holds and dropped: fewer sizes of tile to compile.
+template <int BITS, int ZERO, int M, int B, int R>
+void block_from_panel(const Matrix& w, const Panel& panel, const PanelSteps<R>& todo, Ahead ahead,
+                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+  PartSums<B * M> sums(w.parts, w.parts);
+  if (ZERO >= 0 || w.group == kUnitCols) {
+    add_panel<BITS, ZERO, M, B, 1>(w, panel, todo, ahead, sums);
+  } else if (w.group == 2 * kUnitCols) {
+    add_panel<BITS, ZERO, M, B, 2>(w, panel, todo, ahead, sums);
+  } else {
+    add_panel<BITS, ZERO, M, B, 0>(w, panel, todo, ahead, sums);
+  }
+  for (int b = 0; b < B; b++) {
+    for (int m = 0; m < rows; m++) {
+      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
+    }
+  }
+}
+
+}  // namespace exo::EXO_ISA
