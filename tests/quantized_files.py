@@ -252,6 +252,16 @@ def write(kind: str, source: Path, packed: Path, plain: Path) -> None:
     (plain / "config.json").write_text(json.dumps(config))
 
 
+def with_convolutions_as_trained(folder: Path) -> None:
+    """Whose axes mlx-lm turns."""
+    file = str(folder / "model.safetensors")
+    found = {
+        name: array.moveaxis(1, 2) if "conv1d.weight" in name else array
+        for name, array in mx.load(file).items()
+    }
+    write_safetensors(Path(file), {name: np.array(array) for name, array in found.items()}, {})
+
+
 def with_single_experts(source: Path, target: Path) -> None:
     """The checkpoint as it was trained: a tensor for each expert, where mlx-lm stacks them."""
     found: dict[str, Array] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import methodcaller
 from typing import Any
 
@@ -18,7 +19,7 @@ from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
 from exo.models.gguf.names import TENSOR_SCALE
 from exo.models.gguf.unpacking import NVFP4_BYTES, TERNARY, nvfp4, ternary
-from exo.models.quantizers import Affine, Float8
+from exo.models.quantizers import Affine, Float4, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
 GGML = {*native.ggml_formats(), *TERNARY, "NVFP4"}
@@ -173,24 +174,26 @@ class Packer:
         weight is packed; None: it is not, or as a GGUF file says."""
         names = self.checkpoint.parts(module)
         parts = {name.rpartition(".")[2]: self.checkpoint.tensor(name) for name in names}
-        for ending, factor in self._factors.items():
-            if module.endswith(ending):
-                parts["weight"] = _multiplied(parts["weight"], factor)
+        factor = next((f for end, f in self._factors.items() if module.endswith(end)), None)
         if self.checkpoint.is_packed(module):
-            return self._unpacked(module, parts)
+            return self._unpacked(module, parts, factor)
+        if factor is not None:
+            parts["weight"] = _multiplied(parts["weight"], factor)
         if "scales" not in parts:
             return None, parts
         words, groups = parts["weight"].shape[-1], parts["scales"].shape[-1]
         own = self.checkpoint.own_module(module)
         return self._quantization.of_module(own, words, groups), parts
 
-    def _unpacked(self, module: str, parts: Parts) -> tuple[Packing, Parts]:
+    def _unpacked(self, module: str, parts: Parts, factor: Factor | None) -> tuple[Packing, Parts]:
         """What another tool than MLX packed, as if MLX had."""
         quantizer = self.checkpoint.quantizer
         assert quantizer is not None
         stored = {name: tensor.numbers() for name, tensor in parts.items() if name != "bias"}
         stored[quantizer.weight] = stored["weight"]
         found = quantizer.unpacked(stored, np)
+        if factor is not None:
+            found = _with_factor(found, factor)
         bias = {"bias": parts["bias"]} if "bias" in parts else {}
         if isinstance(found, Affine):
             packed = {"weight": found.words, "scales": found.scales, "biases": found.offsets}
@@ -216,11 +219,27 @@ class Packer:
 _MXFP4 = Packing("mxfp4", 4, 32)
 
 
+def _of_rows(factor: Factor, rows: int) -> npt.NDArray[np.float32]:
+    """float32 [rows, 1]."""
+    of_rows = ((rows, factor),) if isinstance(factor, float) else factor
+    counts, factors = zip(*of_rows, strict=True)
+    return np.repeat(np.array(factors, np.float32), counts)[:, None]
+
+
+def _with_factor(found: Affine | Float8 | Float4, factor: Factor) -> Affine | Float8 | Float4:
+    """In the scales. Float4, which has one scale for all, takes no factors of some rows."""
+    if isinstance(found, Float4):
+        assert isinstance(factor, float), "ShardModel checks this"
+        return replace(found, scale=found.scale * factor)
+    by = _of_rows(factor, found.scales.shape[0])
+    if isinstance(found, Float8):
+        return replace(found, scales=found.scales * by)
+    return replace(found, scales=found.scales * by, offsets=found.offsets * by)
+
+
 def _multiplied(weight: Tensor, factor: Factor) -> Tensor:
     """Of the same type, rounded to nearest."""
-    of_rows = ((weight.shape[0], factor),) if isinstance(factor, float) else factor
-    counts, factors = zip(*of_rows, strict=True)
-    found = weight.floats() * np.repeat(np.array(factors, np.float32), counts)[:, None]
+    found = weight.floats() * _of_rows(factor, weight.shape[0])
     match weight.dtype:
         case "BF16":
             bits = found.view(np.uint32)

@@ -26,7 +26,7 @@ from exo.inference.cpu.packing import DTYPES, GGML, OnBytes, Packer, as_list, no
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
 from exo.models.description import read_config, text_config
-from exo.models.quantizers import quantizer_of
+from exo.models.quantizers import NVFP4, quantizer_of
 
 
 class CheckpointModel:
@@ -258,8 +258,9 @@ class CheckpointModel:
         for kv_heads, _ in arch.head_shapes:
             if arch.heads % kv_heads:
                 raise ModelUnsupported(f"{arch.heads} heads over {kv_heads} KV heads")
-        if arch.raw_factors and checkpoint.is_raw and self._quantizer is not None:
-            raise ModelUnsupported("weights that have factors were packed without these")
+        of_some_rows = any(not isinstance(factor, float) for factor in arch.raw_factors.values())
+        if of_some_rows and checkpoint.is_raw and isinstance(self._quantizer, NVFP4):
+            raise ModelUnsupported("factors for some rows of NVFP4 weights, of one scale each")
         layers = range(arch.n_layers)
         known = set(
             self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))

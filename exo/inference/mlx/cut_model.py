@@ -29,7 +29,7 @@ from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.absent import Weights, classes_given, depend_on_absent, without
 from exo.inference.mlx.boundary import Boundary
-from exo.inference.mlx.corrections import correct
+from exo.inference.mlx.corrections import check_packed, correct
 from exo.inference.mlx.gguf_weights import GGUFWeights
 from exo.inference.mlx.host_linear import is_on_host
 from exo.inference.mlx.repacked import Repacked
@@ -134,7 +134,10 @@ class CutModel:
         self._dtype = dtype
         self._absent = absent_tensors(path) if absent is None else absent
         self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
-        quantizer = quantizer_of(text_config(read_config(path)))
+        config = text_config(read_config(path))
+        quantizer = quantizer_of(config)
+        if quantizer is not None:
+            check_packed(config)
         self._repacked = Repacked(quantizer) if quantizer is not None else None
         self.kv_bits = 16
         """Of the keys and values in new caches: 8, or those that the model computes with."""

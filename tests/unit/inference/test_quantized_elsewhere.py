@@ -94,6 +94,48 @@ async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_
     assert error(await logits(MLXEngine(), packed), expected) < 0.12  # chosen experts may change
 
 
+@pytest.fixture(scope="session")
+def with_multipliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Falcon-H1 as it was trained: its multipliers are not in the weights."""
+    folder = tmp_path_factory.mktemp("falcon_h1") / "raw"
+    more = {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "key_multiplier": 0.125,
+        "attention_out_multiplier": 0.75,
+        "ssm_in_multiplier": 1.5,
+        "ssm_out_multiplier": 0.25,
+        "ssm_multipliers": [0.5, 1.25, 0.75, 2.0, 1.5],
+        "mlp_multipliers": [0.5, 2.0],
+    }
+    zoo.write_checkpoint("falcon_h1", folder, zoo.tiny_config("falcon_h1") | more)
+    quantized_files.with_convolutions_as_trained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["GPTQ", "AWQ", "FP8 by rows"])
+async def test_multipliers_reach_what_was_packed(
+    kind: str, with_multipliers: Path, tmp_path: Path
+) -> None:
+    """tiiuae publishes Falcon-H1 as GPTQ."""
+    packed, numbers = tmp_path / "packed", tmp_path / "numbers"
+    quantized_files.write(kind, with_multipliers, packed, numbers)
+    expected = await logits(cpu(), numbers)
+    engine = cpu()
+    assert error(await logits(engine, packed), expected) < 1e-5
+    assert not engine._on_mlx
+    with pytest.raises(ModelUnsupported, match="take its GGUF file"):
+        await logits(MLXEngine(), packed)
+
+
+async def test_multipliers_of_some_rows_of_nvfp4_are_refused(
+    with_multipliers: Path, tmp_path: Path
+) -> None:
+    quantized_files.write("NVFP4", with_multipliers, tmp_path / "packed", tmp_path / "numbers")
+    with pytest.raises(ModelUnsupported):
+        await logits(cpu(), tmp_path / "packed")
+
+
 def say_bits(folder: Path, bits: int) -> None:
     """In place of what the configuration says."""
     file = folder / "config.json"
