@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kRowsPast = 15;  // QuantizedRows: kernels read rows in sixteens
 constexpr int64_t kChunksPerThread = 6;
 constexpr int64_t kMaxChunk = 64;
+constexpr int64_t kTileBlocks = 2;  // that a tile may take at once: chunks are not cut between them
 constexpr int64_t kSmallJob = 20000;  // products a thread does sooner than it is woken
 
 int64_t products(const LinearJob& job) { return job.weights->rows * job.weights->cols * job.count; }
@@ -154,7 +155,8 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
     for (const LinearJob& job : jobs) run_blocks(job, precise, 0, job.weights->blocks());
     return;
   }
-  const int64_t share = blocks / (pool.threads() * kChunksPerThread);
+  const int64_t threads = pool.threads();
+  const int64_t share = blocks / (threads * kChunksPerThread);
   const int64_t chunk = std::clamp<int64_t>(share, 1, kMaxChunk);
   struct Task {
     const LinearJob* job;
@@ -163,8 +165,17 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
   thread_local std::vector<Task> tasks;
   tasks.clear();
   for (const LinearJob& job : jobs) {
-    const int64_t end = job.weights->blocks();
-    for (int64_t b = 0; b < end; b += chunk) tasks.push_back({&job, b, std::min(end, b + chunk)});
+    // Alike, and as many for each thread: of thirteen one thread has seven, for which the other
+    // waits.
+    const int64_t end = job.weights->blocks(), units = (end + kTileBlocks - 1) / kTileBlocks;
+    const int64_t fewest = (end + chunk - 1) / chunk;
+    const int64_t even = (fewest + threads - 1) / threads * threads;
+    const int64_t count = std::min(fewest < threads ? fewest : even, units);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t first = units * i / count * kTileBlocks;
+      const int64_t last = units * (i + 1) / count * kTileBlocks;
+      tasks.push_back({&job, first, std::min(end, last)});
+    }
   }
   const Task* first = tasks.data();
   pool.run(static_cast<int64_t>(tasks.size()),
