@@ -71,7 +71,7 @@ inline uint8_t* scratch(size_t bytes) {
   return held.data;
 }
 
-inline constexpr int64_t kPanelBytes = 512 << 10;  // decoded weights that stay in the L2 cache
+inline constexpr int64_t kPanelBytes = 640 << 10;  // decoded weights that stay in the L2 cache
 
 inline constexpr int64_t kPackedAtOnce = 64;  // rows that stay in a cache beside a block
 
@@ -120,30 +120,30 @@ EXO_INLINE void with_tile_rows(int64_t rows, const Use& use) {
 // What one set of tiles needs of all rows and of a tile's, and how a tile is computed from a panel.
 template <Coding C, Layout L>
 struct PlainPanels {
-  static constexpr bool OFFSETS = L == Layout::kOffsets;
-  static int64_t scale_bytes(const Matrix& w) { return w.groups() * panel_scales(OFFSETS) * 4; }
+  static constexpr bool kHasOffsets = L == Layout::kOffsets;
+  static int64_t scale_bytes(const Matrix& w) { return w.groups() * panel_scales(kHasOffsets) * 4; }
   // Of a tile, at each of which something is fetched.
   static int64_t steps(const Matrix& w) { return w.groups(); }
   static void decode(const Matrix& w, int64_t block, const Panel& panel) {
-    decode_block<C, OFFSETS>(w, block, panel);
+    decode_block<C, kHasOffsets>(w, block, panel);
   }
-  static constexpr int kZero = OFFSETS ? -1 : zero_shift(C), kBits = weight_bits<C>();
+  static constexpr int kZero = kHasOffsets ? -1 : zero_shift(C), kBits = weight_bits<C>();
 #ifdef EXO_TILES
-  struct Steps : PanelSteps<16> {
+  struct Steps : PanelSteps<16, kHasOffsets, kHasOffsets ? 0 : 1 << kZero> {
     Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
           const uint8_t* fine)
-        : PanelSteps(memory, w, x, row, w.zero, fine) {}
+        : Steps::PanelSteps(memory, w, x, row, fine) {}
   };
   template <int>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-    tile_from_panel<OFFSETS>(w, panel, todo, ahead, row, rows, block, out, stride);
+    tile_from_panel<kHasOffsets>(w, panel, todo, ahead, row, rows, block, out, stride);
   }
 #else
-  struct Steps : PanelSteps<Ops::kTileRows> {
+  struct Steps : PanelSteps<Ops::kTileRows, kHasOffsets, SlabSums<kBits, kZero, 1, 1>::kLess> {
     Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
           const uint8_t* fine)
-        : PanelSteps(memory, w, x, row, SlabSums<kBits, kZero, 1, 1>::kLess, fine) {}
+        : Steps::PanelSteps(memory, w, x, row, fine) {}
   };
   template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,

@@ -30,22 +30,22 @@ void decode_block(const Matrix& w, int64_t block, const Panel& panel) {
 }
 
 // One group of a tile of R rows: where the first row's columns begin, and what its rows have for
-// it. `less`: as often as the kernel adds it.
-template <int R>
+// it: their `sum` with SUMS, their `less` TIMES over where that is not 0.
+template <int R, bool SUMS, int TIMES>
 struct PanelStep {
   const int8_t* values;
   int64_t group;
   float scale[R];
-  int32_t less[R];
-  float sum[R];
+  float sum[SUMS ? R : 1];
+  int32_t less[TIMES != 0 ? R : 1];
 };
 
 // What a tile of rows adds up, the parts of its sums one after the other: the coarse part of each
 // group, then its fine part where it has one. A list, so that all blocks meet the same few branches
 // in the same order, and read what they need of all rows side by side.
-template <int R>
+template <int R, bool SUMS, int TIMES>
 struct PanelSteps {
-  using Step = PanelStep<R>;
+  using Step = PanelStep<R, SUMS, TIMES>;
   Step* steps;
   int64_t stride;  // of values
   int64_t ends[kMostParts];
@@ -55,7 +55,7 @@ struct PanelSteps {
   }
 
   __attribute__((noinline)) PanelSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x,
-                                       int64_t row, int times_less, const uint8_t* any_fine)
+                                       int64_t row, const uint8_t* any_fine)
       : steps(reinterpret_cast<Step*>(memory)), stride(x.stride) {
     const int64_t groups = w.groups(), in_part = groups / w.parts, columns = w.group;
     const QuantizedPart parts[2] = {x.from_row(x.coarse, row), x.from_row(x.fine, row)};
@@ -68,8 +68,8 @@ struct PanelSteps {
           const QuantizedGroup* of = parts[n].groups + g;
           for (int m = 0; m < R; m++, of += groups) {
             step->scale[m] = of->scale;
-            step->less[m] = of->less * times_less;
-            step->sum[m] = of->sum;
+            if constexpr (SUMS) step->sum[m] = of->sum;
+            if constexpr (TIMES != 0) step->less[m] = TIMES * of->less;
           }
         }
       }
@@ -78,9 +78,9 @@ struct PanelSteps {
   }
 };
 
-template <int R>
+template <typename Step>
 struct RowsOfStep {
-  const PanelStep<R>& step;
+  const Step& step;
 
   EXO_INLINE float scale(int m) const { return step.scale[m]; }
   EXO_INLINE float sum(int m) const { return step.sum[m]; }
@@ -95,14 +95,14 @@ struct RowsOfStep {
 };
 
 // `UNITS` of a group; 0: `w` says how many.
-template <int BITS, int ZERO, int M, int B, int UNITS, int R>
-EXO_INLINE void add_panel_group(int units, const Panel& panel, const PanelStep<R>& step,
-                                int64_t stride, Ops::Float* y) {
+template <int BITS, int ZERO, int M, int B, int UNITS, typename Step>
+EXO_INLINE void add_panel_group(int units, const Panel& panel, const Step& step, int64_t stride,
+                                Ops::Float* y) {
   const int8_t* a = step.values;
   const int count = UNITS > 0 ? UNITS : units;
   const uint8_t* slabs = panel.slabs + step.group * count * kUnitCols * kBlockRows;
   SlabSums<BITS, ZERO, M, 1, B> sums;
-  const RowsOfStep<R> rows{step};
+  const RowsOfStep<Step> rows{step};
   sums.begin(rows);
   for (int u = 0; u < count; u++, slabs += 512, a += kUnitCols) {
 #pragma GCC unroll 8
@@ -121,16 +121,16 @@ EXO_INLINE void add_panel_group(int units, const Panel& panel, const PanelStep<R
   }
 }
 
-template <int BITS, int ZERO, int M, int B, int UNITS, int R>
-EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelSteps<R>& todo,
-                          Ahead ahead, PartSums<B * M>& sums) {
-  const PanelStep<R>* step = todo.steps;
+template <int BITS, int ZERO, int M, int B, int UNITS, typename Steps>
+EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
+                          PartSums<B * M>& sums) {
+  const typename Steps::Step* step = todo.steps;
   const int parts = w.parts, units = w.group / kUnitCols;
   const int64_t stride = todo.stride;
   for (int part = 0; part < parts; part++) {
     Ops::Float y[B * M];
     for (auto& sum : y) sum = Ops::zero_float();
-    for (const PanelStep<R>* end = todo.steps + todo.ends[part]; step < end; step++) {
+    for (const auto* end = todo.steps + todo.ends[part]; step < end; step++) {
       ahead.fetch();
       add_panel_group<BITS, ZERO, M, B, UNITS>(units, panel, *step, stride, y);
     }
@@ -140,8 +140,8 @@ EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const PanelSteps<
 
 // B blocks from `block` on for `rows` rows, up to M. Rows past the last are computed from whatever
 // the buffer holds and dropped: fewer sizes of tile to compile.
-template <int BITS, int ZERO, int M, int B, int R>
-void block_from_panel(const Matrix& w, const Panel& panel, const PanelSteps<R>& todo, Ahead ahead,
+template <int BITS, int ZERO, int M, int B, typename Steps>
+void block_from_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
   PartSums<B * M> sums(w.parts, w.parts);
   if (ZERO >= 0 || w.group == kUnitCols) {

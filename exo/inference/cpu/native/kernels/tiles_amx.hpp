@@ -78,8 +78,8 @@ EXO_INLINE void multiply_group(const Matrix& w, const Panel& panel, const int8_t
   tiles.store(sum);
 }
 
-template <bool OFFSETS>
-void tile_from_panel(const Matrix& w, const Panel& panel, const PanelSteps<16>& todo, Ahead ahead,
+template <bool OFFSETS, typename Steps>
+void tile_from_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
   // A step's integers are read one step after they are written: the tile unit's stores are not
   // forwarded to loads, which would else wait for them.
