@@ -25,6 +25,7 @@ from exo.orchestration.membership.rhythm import (
     News,
     rest_s,
 )
+from exo.orchestration.membership.strangers import Strangers
 from exo.tasks import TaskOwner
 from exo.topology.topology import LinkView, NodeView
 
@@ -63,14 +64,12 @@ class Membership(DiscoveryListener):
         self._on_lost = on_lost
         self._on_beat = on_beat
         self._connect = connect
-        self._interface_of = interface_of
         self._peers: dict[str, Peer] = {}
-        self._unknown: dict[str, str] = {}  # address → what happened when it was asked
-        self._asking: set[str] = set()
         self._duplicate_of_self = ""
         self._silent: dict[str, float] = {}  # who fell silent here, until when others are told
         self._lost: dict[str, float] = {}  # when each was last lost; the event loop's clock
         self._tasks = TaskOwner("membership")
+        self._strangers = Strangers(connect, self._hello, self.heard, interface_of, self._tasks)
         self.port = 0
 
     def start(self, port: int, news: News) -> None:
@@ -233,7 +232,7 @@ class Membership(DiscoveryListener):
                 )
         nodes += [
             NodeView(address, "unreachable", address, problem=problem)
-            for address, problem in self._unknown.items()
+            for address, problem in self._strangers.problems.items()
         ]
         return nodes, links
 
@@ -437,25 +436,7 @@ class Membership(DiscoveryListener):
                 if known.address == route.address and peer.handle is not None:
                     peer.routes[known] = now
                     return
-        if route.address not in self._asking:
-            self._asking.add(route.address)
-            self._tasks.background(self._ask(route), f"ask {route.address}")
-
-    async def _ask(self, route: Route) -> None:
-        """Learn which node is at an address."""
-        handle = self._connect(route.address)
-        try:
-            identity = await handle.hello(self._hello())
-        except ExoError as error:
-            self._unknown[route.address] = advice(route.address, route, error)
-        else:
-            self._unknown.pop(route.address, None)
-            interface, rank = self._interface_of(route.host)
-            known = replace(route, interface=interface, rank=rank)
-            self.heard(identity.node_id, identity.instance_id, known)
-        finally:
-            self._asking.discard(route.address)
-            await handle.close()
+        self._strangers.ask(route)
 
     def _note_double(self, route: Route) -> None:
         if not self._duplicate_of_self:
