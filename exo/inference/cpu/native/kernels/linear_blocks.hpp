@@ -11,49 +11,75 @@
 
 namespace exo::EXO_ISA {
 
-// Calls use(slab, Bytes) for the 8 slabs of a unit (matrix.hpp).
-template <Coding C, typename Use>
-EXO_INLINE void decode_unit(const uint8_t* unit, const Use& use) {
+// Calls use(slab, Bytes[B]) for the 8 slabs of a unit (matrix.hpp) of B blocks, `apart` bytes from
+// one to the next.
+template <Coding C, int B, typename Use>
+EXO_INLINE void decode_units(const uint8_t* unit, int64_t apart, const Use& use) {
   using Bytes = Ops::Bytes;
   constexpr int BITS = C.bits;
+  const auto line = [&](int b, int i) __attribute__((always_inline)) {
+    return Ops::load(unit + b * apart + 64 * i);
+  };
   if constexpr (BITS == 8) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) use(i, Ops::load(unit + 64 * i));
+    for (int i = 0; i < 8; i++) {
+      Bytes slab[B];
+      for (int b = 0; b < B; b++) slab[b] = line(b, i);
+      use(i, slab);
+    }
   } else if constexpr (BITS >= 4) {
-    Bytes high = Ops::load(unit + (BITS == 4 ? 0 : 256));
+    Bytes high[B];
+    for (int b = 0; b < B; b++) high[b] = line(b, BITS == 4 ? 0 : 4);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-      const Bytes line = Ops::load(unit + 64 * i);
-      Bytes even = Ops::and_mask(line, 15);
-      Bytes odd = Ops::and_mask(Ops::shift_right(line, 4), 15);
-      if constexpr (BITS == 5) {
-        even = Ops::or_left(even, Ops::and_mask(Ops::shift_right(high, 2 * i), 1), 4);
-        odd = Ops::or_left(odd, Ops::and_mask(Ops::shift_right(high, 2 * i + 1), 1), 4);
-      }
-      if constexpr (BITS == 6) {
-        if (i == 2) high = Ops::load(unit + 256 + 64);
-        even = Ops::or_left(even, Ops::and_mask(Ops::shift_right(high, 4 * (i % 2)), 3), 4);
-        odd = Ops::or_left(odd, Ops::and_mask(Ops::shift_right(high, 4 * (i % 2) + 2), 3), 4);
-      }
-      if constexpr (C.table != Table::kNone) {
-        even = Ops::entries(values_of(C.table), even);
-        odd = Ops::entries(values_of(C.table), odd);
+      Bytes even[B], odd[B];
+      for (int b = 0; b < B; b++) {
+        const Bytes low = line(b, i);
+        even[b] = Ops::and_mask(low, 15);
+        odd[b] = Ops::and_mask(Ops::shift_right(low, 4), 15);
+        const auto add_high = [&](int bits, int at) __attribute__((always_inline)) {
+          const int mask = (1 << bits) - 1;
+          const Bytes first = Ops::and_mask(Ops::shift_right(high[b], at), mask);
+          const Bytes second = Ops::and_mask(Ops::shift_right(high[b], at + bits), mask);
+          even[b] = Ops::or_left(even[b], first, 4);
+          odd[b] = Ops::or_left(odd[b], second, 4);
+        };
+        if constexpr (BITS == 5) add_high(1, 2 * i);
+        if constexpr (BITS == 6) {
+          if (i == 2) high[b] = line(b, 5);
+          add_high(2, 4 * (i % 2));
+        }
+        if constexpr (C.table != Table::kNone) {
+          even[b] = Ops::entries(values_of(C.table), even[b]);
+          odd[b] = Ops::entries(values_of(C.table), odd[b]);
+        }
       }
       use(2 * i, even);
       use(2 * i + 1, odd);
     }
   } else {
-    const Bytes high = Ops::load(unit + (BITS == 2 ? 0 : 128));
+    Bytes high[B];
+    for (int b = 0; b < B; b++) high[b] = line(b, BITS == 2 ? 0 : 2);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-      const Bytes line = Ops::load(unit + 64 * (i / 4));
-      Bytes slab = Ops::and_mask(Ops::shift_right(line, 2 * (i % 4)), 3);
-      if constexpr (BITS == 3) {
-        slab = Ops::or_left(slab, Ops::and_mask(Ops::shift_right(high, i), 1), 2);
+      Bytes slab[B];
+      for (int b = 0; b < B; b++) {
+        slab[b] = Ops::and_mask(Ops::shift_right(line(b, i / 4), 2 * (i % 4)), 3);
+        if constexpr (BITS == 3) {
+          slab[b] = Ops::or_left(slab[b], Ops::and_mask(Ops::shift_right(high[b], i), 1), 2);
+        }
       }
       use(i, slab);
     }
   }
+}
+
+// The same of one block: use(slab, Bytes).
+template <Coding C, typename Use>
+EXO_INLINE void decode_unit(const uint8_t* unit, const Use& use) {
+  decode_units<C, 1>(unit, 0,
+                     [&](int slab, const Ops::Bytes(&weights)[1])
+                         __attribute__((always_inline)) { use(slab, weights[0]); });
 }
 
 EXO_INLINE Ops::Float load_scales(const uint8_t* p, DType dtype, int half) {
@@ -134,12 +160,14 @@ class PartSums {
 
 // Fetches lines ahead in the stream of weights, for the next rows or, where `kWeightsPassBy`, past
 // the shared cache.
+template <int M>
+inline constexpr int64_t kFetchedAhead = M <= 2 ? 4096 : 2048;  // bytes
 template <int M, int LINES>
 EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
     if (M <= 2 && pass_by) {
-      __builtin_prefetch(p + 4096 + 64 * line, 0, 0);
+      __builtin_prefetch(p + kFetchedAhead<M> + 64 * line, 0, 0);
     } else {
       __builtin_prefetch(p + 2048 + 64 * line);
     }

@@ -193,22 +193,66 @@ struct SuperPanels {
 #endif
 };
 
+// Tiles of pairs of blocks, for 1 to kTileRows rows.
+template <Coding C, Layout L, int M>
+constexpr PackedTile pair_tile() {
+  constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
+  constexpr int kRows = is_rare<C, L>() ? (M + 1) / 2 * 2 : M;
+  if constexpr (M <= Ops::kTileRows) return block_from_packed<C, kZero, kRows, Ops::kTileBlocks>;
+  return nullptr;
+}
 template <Coding C, Layout L>
-void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
+constexpr PackedTile kPairTiles[] = {nullptr,
+                                     pair_tile<C, L, 1>(),
+                                     pair_tile<C, L, 2>(),
+                                     pair_tile<C, L, 3>(),
+                                     pair_tile<C, L, 4>(),
+                                     pair_tile<C, L, 5>(),
+                                     pair_tile<C, L, 6>()};
+
+// Blocks [begin, end) for all rows, in pairs straight from the packed weights: where registers hold
+// a tile of two blocks, decoding them again for each tile costs less than to keep what was decoded.
+// Some blocks at a time, which come from memory for the first tile and from a cache for the others.
+template <Coding C, Layout L>
+void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride) {
-  using Panels = std::conditional_t<L == Layout::kSuper, SuperPanels<C>, PlainPanels<C, L>>;
+  constexpr int M = Ops::kTileRows, B = Ops::kTileBlocks;
+  constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
   const int64_t flags = w.cols / x.flag_cols();
-  if (rows <= row_limits<C, L>().packed) {
-    const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
-    for (int64_t b = begin; b < end; b += cached) {
-      const int64_t some = b + cached < end ? b + cached : end;
-      for (int64_t row = 0; row < rows; row += kPackedAtOnce) {
-        const int64_t count = rows - row < kPackedAtOnce ? rows - row : kPackedAtOnce;
-        linear_packed<C, L>(w, x, row, count, b, some, out, stride);
-      }
-    }
+  // Alike, as one of few rows costs nearly as much as one of many.
+  const int64_t tiles = (rows + M - 1) / M, size = (rows + tiles - 1) / tiles;
+  uint8_t* fine = scratch(static_cast<size_t>(tiles * flags));
+  const auto size_at = [&](int64_t row) { return rows - row < size ? rows - row : size; };
+  for (int64_t row = 0, at = 0; row < rows; row += size, at += flags) {
+    find_fine_groups(x, row, size_at(row), fine + at);
+  }
+  if (rows <= 2) {
+    // What these wait for is memory, which gives one stream more than two.
+    const auto tile = rows == 1 ? block_from_packed<C, kZero, 1> : block_from_packed<C, kZero, 2>;
+    for (int64_t b = begin; b < end; b++) tile(w, x, fine, 0, rows, b, out, stride);
     return;
   }
+  const int64_t fit = kPanelBytes / w.block_bytes() / B * B, cached = fit < B ? B : fit;
+  for (int64_t b0 = begin; b0 < end; b0 += cached) {
+    const int64_t some = b0 + cached < end ? b0 + cached : end;
+    const uint8_t* any = fine;
+    for (int64_t row = 0; row < rows; row += size, any += flags) {
+      const int64_t m = size_at(row);
+      int64_t b = b0;
+      for (; b + B <= some; b += B) kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride);
+      for (; b < some; b++) {
+        block_from_packed<C, kZero, M>(w, x, any, row, m, b, out, stride);
+      }
+    }
+  }
+}
+
+// Blocks [begin, end) for many rows, decoded once for all.
+template <Coding C, Layout L>
+void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
+                   int64_t end, float* out, int64_t stride) {
+  using Panels = std::conditional_t<L == Layout::kSuper, SuperPanels<C>, PlainPanels<C, L>>;
+  const int64_t flags = w.cols / x.flag_cols();
   const int64_t slab_bytes = w.cols * kBlockRows;
   const int64_t panel_bytes = slab_bytes + Panels::scale_bytes(w);
 #ifdef EXO_TILES
@@ -253,6 +297,27 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
       }
       for (; i < count; i++) {
         Panels::template compute<1>(w, panel(i), todo, {}, row, m, b0 + i, out, stride);
+      }
+    }
+  }
+}
+
+template <Coding C, Layout L>
+void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
+                  float* out, int64_t stride) {
+  constexpr int64_t kPacked = row_limits<C, L>().packed;
+  if constexpr (kPacked < kAllRows) {
+    if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride);
+  }
+  if constexpr (Ops::kTileBlocks > 1 && L != Layout::kSuper) {
+    return linear_pairs<C, L>(w, x, rows, begin, end, out, stride);
+  } else {
+    const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
+    for (int64_t b = begin; b < end; b += cached) {
+      const int64_t some = b + cached < end ? b + cached : end;
+      for (int64_t row = 0; row < rows; row += kPackedAtOnce) {
+        const int64_t count = rows - row < kPackedAtOnce ? rows - row : kPackedAtOnce;
+        linear_packed<C, L>(w, x, row, count, b, some, out, stride);
       }
     }
   }

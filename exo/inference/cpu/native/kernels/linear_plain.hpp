@@ -102,7 +102,7 @@ struct GroupParts {
 // What all groups of a matrix have in common: read once, as stores might change what a reference
 // leads to.
 struct PlainShape {
-  int64_t groups, in_part;
+  int64_t groups, in_part, apart;
   int units;  // of a group
   DType dtype;
   bool pass_by;
@@ -110,62 +110,69 @@ struct PlainShape {
   EXO_INLINE explicit PlainShape(const Matrix& w)
       : groups(w.groups()),
         in_part(groups / w.parts),
+        apart(w.block_bytes()),
         units(w.group / kUnitCols),
         dtype(w.dtype),
         pass_by(kWeightsPassBy) {}
 };
 
-// Adds one group to M outputs, from the packed weights at `p`.
-template <Coding C, int ZERO, int M, int N>
+// Adds one group to M outputs of each of B blocks, from the packed weights at `p`. What is fetched
+// lies `skip` bytes further on: past the other blocks where it is of the next ones.
+template <Coding C, int ZERO, int M, int N, int B = 1>
 EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
-                                 const GroupParts<N>& x, Ops::Float* y) {
-  SlabSums<weight_bits<C>(), ZERO, M, sums_of_few(M)> sums[N];
+                                 const GroupParts<N>& x, Ops::Float* y, int64_t skip = 0) {
+  SlabSums<weight_bits<C>(), ZERO, M, sums_of_few(M), B> sums[N];
   for (int n = 0; n < N; n++) sums[n].begin(RowsOfPart{x.part[n].groups, x.groups});
   int64_t at = 0;
   for (int u = 0; u < shape.units; u++, p += 64 * C.bits, at += kUnitCols) {
-    prefetch<M, C.bits>(p, shape.pass_by);
-    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-      for (int n = 0; n < N; n++) {
-        sums[n].add(slab, {weights}, x.part[n].values + at + 4 * slab, x.stride);
-      }
-    });
+    for (int b = 0; b < B; b++) prefetch<M, C.bits>(p + b * shape.apart + skip, shape.pass_by);
+    decode_units<C, B>(p, shape.apart,
+                       [&](int slab, const Ops::Bytes(&weights)[B]) __attribute__((always_inline)) {
+                         for (int n = 0; n < N; n++) {
+                           sums[n].add(slab, weights, x.part[n].values + at + 4 * slab, x.stride);
+                         }
+                       });
   }
-  prefetch<M, 1>(p, shape.pass_by);
-  const Ops::Float scale = load_scales(scales, shape.dtype, 0);
-  Ops::Float offset = Ops::zero_float();
-  if constexpr (ZERO < 0) offset = load_scales(scales, shape.dtype, 1);
-  for (int n = 0; n < N; n++) {
-    sums[n].finish_group(0, RowsOfPart{x.part[n].groups, x.groups}, scale, offset, y);
+  for (int b = 0; b < B; b++) prefetch<M, 1>(p + b * shape.apart + skip, shape.pass_by);
+  for (int b = 0; b < B; b++) {
+    const uint8_t* own = scales + b * shape.apart;
+    const Ops::Float scale = load_scales(own, shape.dtype, 0);
+    Ops::Float offset = Ops::zero_float();
+    if constexpr (ZERO < 0) offset = load_scales(own, shape.dtype, 1);
+    for (int n = 0; n < N; n++) {
+      const RowsOfPart rows{x.part[n].groups, x.groups};
+      sums[n].finish_group(b, rows, scale, offset, y + b * M);
+    }
   }
 }
 
 // Groups that have a fine part: those of several rows are apart from the loop over the others,
 // which they would slow.
-template <Coding C, int ZERO, int M>
+template <Coding C, int ZERO, int M, int B = 1>
 __attribute__((noinline)) void add_fine_apart(const PlainShape& shape, const uint8_t* p,
                                               const uint8_t* scales, const GroupParts<2>& x,
                                               Ops::Float* y) {
   for (const QuantizedPart& part : x.part) {
-    add_packed_group<C, ZERO, M, 1>(shape, p, scales, {{part}, x.groups, x.stride}, y);
+    add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, {{part}, x.groups, x.stride}, y);
   }
 }
-template <Coding C, int ZERO, int M>
+template <Coding C, int ZERO, int M, int B = 1>
 EXO_INLINE void add_fine_group(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
                                const GroupParts<2>& x, Ops::Float* y) {
-  if constexpr (M == 1) {
+  if constexpr (M * B == 1) {
     add_packed_group<C, ZERO, M>(shape, p, scales, x, y);
   } else {
     // Not `y` itself, which would then be in memory for all groups.
-    Ops::Float apart[M];
-    for (int m = 0; m < M; m++) apart[m] = y[m];
-    add_fine_apart<C, ZERO, M>(shape, p, scales, x, apart);
-    for (int m = 0; m < M; m++) y[m] = apart[m];
+    Ops::Float apart[B * M];
+    for (int m = 0; m < B * M; m++) apart[m] = y[m];
+    add_fine_apart<C, ZERO, M, B>(shape, p, scales, x, apart);
+    for (int m = 0; m < B * M; m++) y[m] = apart[m];
   }
 }
 
 // One block for `rows` rows, up to M, straight from the packed weights. Rows past the last are
 // computed from whatever the buffer holds and dropped.
-template <Coding C, int ZERO, int M>
+template <Coding C, int ZERO, int M, int B = 1>
 void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                        int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
   const PlainShape shape(w);
@@ -175,20 +182,22 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
   const int64_t both_steps = w.group_at(2);
   const int64_t both_to_scales = to_scales + w.scales_at(1) - w.group_at(1);
   const uint8_t* p = w.block(block);
+  const uint8_t* turn = p + w.block_bytes() - kFetchedAhead<M>;
   const int64_t columns = w.group;
   GroupParts<1> coarse{{x.from_row(x.coarse, row)}, shape.groups, x.stride};
   const QuantizedPart fine = x.from_row(x.fine, row);
-  PartSums<M> sums(w.parts, w.parts);
+  PartSums<B * M> sums(w.parts, w.parts);
   for (int64_t g = 0; g < shape.groups;) {
-    Ops::Float y[M];
+    Ops::Float y[B * M];
     for (auto& sum : y) sum = Ops::zero_float();
     for (const int64_t end = g + shape.in_part; g < end; g++) {
       const uint8_t* scales = p + to_scales;
       if (any_fine[g]) {
         const GroupParts<2> both{{coarse.part[0], fine.from(g, w.group)}, shape.groups, x.stride};
-        add_fine_group<C, ZERO, M>(shape, p, scales, both, y);
+        add_fine_group<C, ZERO, M, B>(shape, p, scales, both, y);
       } else {
-        add_packed_group<C, ZERO, M, 1>(shape, p, scales, coarse, y);
+        const int64_t skip = B > 1 && p > turn ? (B - 1) * shape.apart : 0;
+        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, coarse, y, skip);
       }
       coarse.part[0].values += columns;
       coarse.part[0].groups++;
@@ -197,7 +206,11 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
     }
     sums.close(y);
   }
-  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int b = 0; b < B; b++) {
+    for (int m = 0; m < rows; m++) {
+      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
+    }
+  }
 }
 
 }  // namespace exo::EXO_ISA

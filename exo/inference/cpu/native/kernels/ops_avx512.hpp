@@ -89,10 +89,11 @@ struct Ops {
     return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  // From three tiles on two decoded blocks at once pay for decoding them, even where the last tile
-  // is of few rows. What K formats of 4 bits cost is mostly not their decoding.
+  // Plain groups are never decoded for many rows (linear_pairs). Super-blocks are from three tiles
+  // on; what those of 4 bits cost is mostly not their decoding.
   static constexpr RowLimits row_limits(Coding coding, bool is_super) {
-    return {kAllRows, is_super && coding.bits == 4 && coding.table == Table::kNone ? 47 : 17};
+    if (!is_super) return {kAllRows, kAllRows};
+    return {kAllRows, coding.bits == 4 && coding.table == Table::kNone ? 47 : 17};
   }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
