@@ -33,18 +33,22 @@ constexpr bool is_rare() {
   return L == Layout::kOffsets ? C.bits != 4 && C.bits != 8 : L == Layout::kZero && C.bits == 5;
 }
 
+template <Coding C, Layout L, int M, int B>
+constexpr PackedTile tile_from_packed() {
+  if constexpr (L == Layout::kSuper) {
+    return super_block_from_packed<C, M, B>;
+  } else {
+    constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
+    return block_from_packed<C, kZero, M, B>;
+  }
+}
+
 // Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
 template <Coding C, Layout L, int M>
 constexpr PackedTile packed_tile() {
   constexpr int kRows = !is_rare<C, L>() || M <= 2 ? M : M <= 4 ? 4 : 8;
-  if constexpr (M > Ops::kMaxRows || M >= row_limits<C, L>().shared_from) {
-    return nullptr;
-  } else if constexpr (L == Layout::kSuper) {
-    return super_block_from_packed<C, kRows>;
-  } else {
-    constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
-    return block_from_packed<C, kZero, kRows>;
-  }
+  if constexpr (M > Ops::kMaxRows || M >= row_limits<C, L>().shared_from) return nullptr;
+  return tile_from_packed<C, L, kRows, 1>();
 }
 template <Coding C, Layout L>
 constexpr PackedTile kPackedTiles[] = {nullptr,
@@ -196,9 +200,8 @@ struct SuperPanels {
 // Tiles of pairs of blocks, for 1 to kTileRows rows.
 template <Coding C, Layout L, int M>
 constexpr PackedTile pair_tile() {
-  constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
   constexpr int kRows = is_rare<C, L>() ? (M + 1) / 2 * 2 : M;
-  if constexpr (M <= Ops::kTileRows) return block_from_packed<C, kZero, kRows, Ops::kTileBlocks>;
+  if constexpr (M <= Ops::kTileRows) return tile_from_packed<C, L, kRows, Ops::kTileBlocks>();
   return nullptr;
 }
 template <Coding C, Layout L>
@@ -217,7 +220,6 @@ template <Coding C, Layout L>
 void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride) {
   constexpr int M = Ops::kTileRows, B = Ops::kTileBlocks;
-  constexpr int kZero = L == Layout::kOffsets ? -1 : zero_shift(C);
   const int64_t flags = w.cols / x.flag_cols();
   // Alike, as one of few rows costs nearly as much as one of many.
   const int64_t tiles = (rows + M - 1) / M, size = (rows + tiles - 1) / tiles;
@@ -228,7 +230,7 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   }
   if (rows <= 2) {
     // What these wait for is memory, which gives one stream more than two.
-    const auto tile = rows == 1 ? block_from_packed<C, kZero, 1> : block_from_packed<C, kZero, 2>;
+    const auto tile = rows == 1 ? tile_from_packed<C, L, 1, 1>() : tile_from_packed<C, L, 2, 1>();
     for (int64_t b = begin; b < end; b++) tile(w, x, fine, 0, rows, b, out, stride);
     return;
   }
@@ -241,7 +243,7 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
       int64_t b = b0;
       for (; b + B <= some; b += B) kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride);
       for (; b < some; b++) {
-        block_from_packed<C, kZero, M>(w, x, any, row, m, b, out, stride);
+        tile_from_packed<C, L, M, 1>()(w, x, any, row, m, b, out, stride);
       }
     }
   }
@@ -309,7 +311,7 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   if constexpr (kPacked < kAllRows) {
     if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride);
   }
-  if constexpr (Ops::kTileBlocks > 1 && L != Layout::kSuper) {
+  if constexpr (Ops::kTileBlocks > 1) {
     return linear_pairs<C, L>(w, x, rows, begin, end, out, stride);
   } else {
     const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();

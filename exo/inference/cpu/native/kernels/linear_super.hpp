@@ -227,81 +227,103 @@ struct SuperActivations {
         supers(rows.cols / kSuperCols) {}
 };
 
-// Adds unit `u`, from the packed weights at `p`, to the totals of the activations' N parts.
-template <Coding C, int M, int N>
-EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, int u,
-                                const SuperActivations* const (&x)[N], Ops::Int (*total)[M]) {
+// Adds unit `u` of B blocks, `apart` bytes from one to the next, from the packed weights at `p` to
+// the totals [B * M] of the activations' N parts. What is fetched lies `skip` bytes further on.
+template <Coding C, int M, int N, int B>
+EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, int64_t apart,
+                                int64_t skip, int u, const SuperActivations* const (&x)[N],
+                                Ops::Int* const (&total)[N]) {
   constexpr int kHalves = SuperTraits<C>::kHalves;
-  Ops::Int codes[1][kHalves];
-  for (int h = 0; h < kHalves; h++) codes[0][h] = header.code(u * kHalves + h);
-  UnitSums<weight_bits<C>(), kHalves, M> sums[N];
+  Ops::Int codes[B][kHalves];
+  for (int b = 0; b < B; b++) {
+    const SuperHeader<C> own(header.header + b * apart);
+    for (int h = 0; h < kHalves; h++) codes[b][h] = own.code(u * kHalves + h);
+  }
+  UnitSums<weight_bits<C>(), kHalves, M, B> sums[N];
   if constexpr (super_offsets<C>().zero_shift >= 0) {
     for (int n = 0; n < N; n++) {
       sums[n].begin_less(x[n]->x, x[n]->supers, u, super_offsets<C>().zero_shift);
     }
   }
-  prefetch<M, C.bits>(p);
-  decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
-    for (int n = 0; n < N; n++) {
-      sums[n].add(slab, {weights}, x[n]->values + u * kUnitCols + 4 * slab, x[n]->stride, codes);
-    }
-  });
+  for (int b = 0; b < B; b++) prefetch<M, C.bits>(p + b * apart + skip);
+  decode_units<C, B>(
+      p, apart, [&](int slab, const Ops::Bytes(&weights)[B]) __attribute__((always_inline)) {
+        for (int n = 0; n < N; n++) {
+          sums[n].add(slab, weights, x[n]->values + u * kUnitCols + 4 * slab, x[n]->stride, codes);
+        }
+      });
   for (int n = 0; n < N; n++) {
     for (int m = 0; m < M; m++) {
       const int multiple = x[n]->x[m * x[n]->supers].multiples[u];
-      total[n][m] = sums[n].added(0, m, total[n][m], codes, multiple);
+      for (int b = 0; b < B; b++) {
+        Ops::Int& own = total[n][b * M + m];
+        own = sums[n].added(b, m, own, codes, multiple);
+      }
     }
   }
 }
 
 // Units that have a fine part: those of several rows are apart from the loop over the others, which
 // they would slow.
-template <Coding C, int M>
-__attribute__((noinline)) void add_fine_unit(const uint8_t* p, const SuperHeader<C>& header, int u,
-                                             const SuperActivations& fine, Ops::Int (*total)[M]) {
-  add_packed_unit<C, M, 1>(p, header, u, {&fine}, total);
+template <Coding C, int M, int B>
+__attribute__((noinline)) void add_fine_unit(const uint8_t* p, const SuperHeader<C>& header,
+                                             int64_t apart, int u, const SuperActivations& fine,
+                                             Ops::Int* total) {
+  add_packed_unit<C, M, 1, B>(p, header, apart, 0, u, {&fine}, {total});
 }
 
-template <Coding C, int M>
+// B blocks for `rows` rows, up to M: see block_from_packed.
+template <Coding C, int M, int B = 1>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
                              int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
   using T = SuperTraits<C>;
   constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
   alignas(64) uint8_t pairs[64 * T::kPairs];
   const uint8_t* p = w.block(block);
-  const int64_t supers = w.cols / kSuperCols;
-  PartSums<M> sums(w.parts, supers);
+  const int64_t supers = w.cols / kSuperCols, apart = w.block_bytes();
+  const uint8_t* turn = p + apart - kFetchedAhead<M>;
+  PartSums<B * M> sums(w.parts, supers);
   for (int64_t s = 0; s < supers; s++, sums.next()) {
-    prefetch<M, kSuperHeader / 64>(p);
+    const int64_t skip = B > 1 && p > turn ? (B - 1) * apart : 0;
+    for (int b = 0; b < B; b++) prefetch<M, kSuperHeader / 64>(p + b * apart + skip);
     const SuperHeader<C> header(p);
     const SuperActivations coarse(x, x.coarse, row, s), fine(x, x.fine, row, s);
-    Ops::Int total[2][M];
-    for (auto& part : total) {
-      for (auto& sum : part) sum = Ops::zero_int();
-    }
+    // Two arrays: that of the fine part is in memory.
+    Ops::Int total[B * M], of_fine[B * M];
+    for (auto& sum : total) sum = Ops::zero_int();
+    for (auto& sum : of_fine) sum = Ops::zero_int();
     p += kSuperHeader;
     uint8_t some_fine = 0;
     for (int u = 0; u < QuantizedSuper::kUnits; u++, p += 64 * C.bits) {
       const uint8_t is_fine = *any_fine++;
       some_fine = some_fine | is_fine;
-      if (M == 1 && is_fine) {
-        add_packed_unit<C, M, 2>(p, header, u, {&coarse, &fine}, total);
+      if (M * B == 1 && is_fine) {
+        add_packed_unit<C, M, 2, B>(p, header, apart, skip, u, {&coarse, &fine}, {total, of_fine});
       } else {
-        add_packed_unit<C, M, 1>(p, header, u, {&coarse}, total);
-        if (is_fine) add_fine_unit<C, M>(p, header, u, fine, total + 1);
+        add_packed_unit<C, M, 1, B>(p, header, apart, skip, u, {&coarse}, {total});
+        if (is_fine) add_fine_unit<C, M, B>(p, header, apart, u, fine, of_fine);
       }
     }
-    if constexpr (kOffsets.has_factor || kOffsets.zero_shift >= 0) header.store_pairs(pairs);
-    const Ops::Float d = header.d(), factor = header.factor();
     Ops::Float* y = sums.now();
-    const auto finish = [&](const Ops::Int* sums, const SuperActivations& of,
-                            bool begins) __attribute__((always_inline)) {
-      finish_super<T::kHalves, M>(y, sums, of.x, supers, d, factor, pairs, kOffsets, begins);
-    };
-    finish(total[0], coarse, sums.begins());
-    if (some_fine) finish(total[1], fine, false);
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) {
+      const SuperHeader<C> own(header.header + b * apart);
+      if constexpr (kOffsets.has_factor || kOffsets.zero_shift >= 0) own.store_pairs(pairs);
+      const Ops::Float d = own.d(), factor = own.factor();
+      const auto finish = [&](const Ops::Int* sums, const SuperActivations& of, bool begins)
+                              __attribute__((always_inline)) {
+                                finish_super<T::kHalves, M>(y + b * M, sums + b * M, of.x, supers,
+                                                            d, factor, pairs, kOffsets, begins);
+                              };
+      finish(total, coarse, sums.begins());
+      if (some_fine) finish(of_fine, fine, false);
+    }
   }
-  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
+  for (int b = 0; b < B; b++) {
+    for (int m = 0; m < rows; m++) {
+      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
+    }
+  }
 }
 
 }  // namespace exo::EXO_ISA

@@ -89,11 +89,9 @@ struct Ops {
     return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  // Plain groups are never decoded for many rows (linear_pairs). Super-blocks are from three tiles
-  // on; what those of 4 bits cost is mostly not their decoding.
+  // Decoding again for each tile of pairs costs less than to keep what was decoded, but of these.
   static constexpr RowLimits row_limits(Coding coding, bool is_super) {
-    if (!is_super) return {kAllRows, kAllRows};
-    return {kAllRows, coding.bits == 4 && coding.table == Table::kNone ? 47 : 17};
+    return {kAllRows, is_super && (coding.bits == 3 || coding.bits == 6) ? 28 : kAllRows};
   }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
