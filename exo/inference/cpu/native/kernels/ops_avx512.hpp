@@ -91,6 +91,7 @@ struct Ops {
   static constexpr int kWeightBits = 8;  // one dot product for all
   // Decoding again for each tile of pairs costs less than to keep what was decoded, but of these.
   static constexpr RowLimits row_limits(Coding coding, bool is_super) {
+    if (coding.table == Table::kE2m1) return {kAllRows, 17};
     return {kAllRows, is_super && (coding.bits == 3 || coding.bits == 6) ? 28 : kAllRows};
   }
 
