@@ -441,6 +441,17 @@ def architectures() -> tuple[str, ...]:
     return tuple(names)
 
 
+FALCON_H1_MULTIPLIERS: dict[str, Any] = {
+    "key_multiplier": 0.125,
+    "attention_out_multiplier": 0.75,
+    "ssm_in_multiplier": 1.5,
+    "ssm_out_multiplier": 0.25,
+    "ssm_multipliers": [0.5, 1.25, 0.75, 2.0, 1.5],
+    "mlp_multipliers": [0.5, 2.0],
+}
+"""All unlike each other and unlike 1, as in the models there are."""
+
+
 def tiny_config(model_type: str) -> dict[str, Any]:
     """A small configuration of the architecture."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")

@@ -401,15 +401,7 @@ async def test_falcon_h1_as_it_was_trained(
 ) -> None:
     """Its multipliers stand in the configuration, not in the weights. What mlx-lm makes of them
     lacks the keys' (exo/inference/mlx/corrections.py)."""
-    more = {
-        "key_multiplier": 0.125,
-        "attention_out_multiplier": 0.75,
-        "ssm_in_multiplier": 1.5,
-        "ssm_out_multiplier": 0.25,
-        "ssm_multipliers": [0.5, 1.25, 0.75, 2.0, 1.5],
-        "mlp_multipliers": [0.5, 2.0],
-        "tie_word_embeddings": False,
-    }
+    more = zoo.FALCON_H1_MULTIPLIERS | {"tie_word_embeddings": False}
     converted = folder_of(("falcon_h1", more))
     weights: dict[str, mx.array] = mx.load(str(converted / "model.safetensors"))  # type: ignore[assignment]
     raw = {

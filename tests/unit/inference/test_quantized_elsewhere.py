@@ -98,16 +98,7 @@ async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_
 def with_multipliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Falcon-H1 as it was trained: its multipliers are not in the weights."""
     folder = tmp_path_factory.mktemp("falcon_h1") / "raw"
-    more = {
-        "mamba_n_heads": 8,
-        "mamba_d_head": 8,
-        "key_multiplier": 0.125,
-        "attention_out_multiplier": 0.75,
-        "ssm_in_multiplier": 1.5,
-        "ssm_out_multiplier": 0.25,
-        "ssm_multipliers": [0.5, 1.25, 0.75, 2.0, 1.5],
-        "mlp_multipliers": [0.5, 2.0],
-    }
+    more = zoo.FALCON_H1_MULTIPLIERS | {"mamba_n_heads": 8, "mamba_d_head": 8}
     zoo.write_checkpoint("falcon_h1", folder, zoo.tiny_config("falcon_h1") | more)
     quantized_files.with_convolutions_as_trained(folder)
     return folder
