@@ -146,28 +146,13 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
   }
 }
 
-// Groups that have a fine part: those of several rows are apart from the loop over the others,
-// which they would slow.
-template <Coding C, int ZERO, int M, int B = 1>
+// What is left over of a group that is fine in some row, for several rows or blocks: apart from the
+// loop over the groups, which it would slow.
+template <Coding C, int ZERO, int M, int B>
 __attribute__((noinline)) void add_fine_apart(const PlainShape& shape, const uint8_t* p,
-                                              const uint8_t* scales, const GroupParts<2>& x,
+                                              const uint8_t* scales, const GroupParts<1>& fine,
                                               Ops::Float* y) {
-  for (const QuantizedPart& part : x.part) {
-    add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, {{part}, x.groups, x.stride}, y);
-  }
-}
-template <Coding C, int ZERO, int M, int B = 1>
-EXO_INLINE void add_fine_group(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
-                               const GroupParts<2>& x, Ops::Float* y) {
-  if constexpr (M * B == 1) {
-    add_packed_group<C, ZERO, M>(shape, p, scales, x, y);
-  } else {
-    // Not `y` itself, which would then be in memory for all groups.
-    Ops::Float apart[B * M];
-    for (int m = 0; m < B * M; m++) apart[m] = y[m];
-    add_fine_apart<C, ZERO, M, B>(shape, p, scales, x, apart);
-    for (int m = 0; m < B * M; m++) y[m] = apart[m];
-  }
+  add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, fine, y);
 }
 
 // One block for `rows` rows, up to M, straight from the packed weights. Rows past the last are
@@ -192,12 +177,20 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
     for (auto& sum : y) sum = Ops::zero_float();
     for (const int64_t end = g + shape.in_part; g < end; g++) {
       const uint8_t* scales = p + to_scales;
-      if (any_fine[g]) {
+      const int64_t skip = B > 1 && p > turn ? (B - 1) * shape.apart : 0;
+      if (M * B == 1 && any_fine[g]) {
         const GroupParts<2> both{{coarse.part[0], fine.from(g, w.group)}, shape.groups, x.stride};
-        add_fine_group<C, ZERO, M, B>(shape, p, scales, both, y);
+        add_packed_group<C, ZERO, M>(shape, p, scales, both, y, skip);
       } else {
-        const int64_t skip = B > 1 && p > turn ? (B - 1) * shape.apart : 0;
         add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, coarse, y, skip);
+        if (any_fine[g]) {
+          // Not `y` itself, which would then be in memory for all groups.
+          Ops::Float apart[B * M];
+          for (int m = 0; m < B * M; m++) apart[m] = y[m];
+          const GroupParts<1> left{{fine.from(g, w.group)}, shape.groups, x.stride};
+          add_fine_apart<C, ZERO, M, B>(shape, p, scales, left, apart);
+          for (int m = 0; m < B * M; m++) y[m] = apart[m];
+        }
       }
       coarse.part[0].values += columns;
       coarse.part[0].groups++;
