@@ -157,6 +157,12 @@ struct StateStep {
   float* out;  // [rows]
 };
 
+// Weights that a thread multiplies after those at hand: fetched from memory meanwhile.
+struct Upcoming {
+  const uint8_t* weights = nullptr;
+  int64_t bytes = 0;
+};
+
 struct KernelTable {
   const char* name;
 
@@ -167,7 +173,7 @@ struct KernelTable {
 
   // out[row * stride + n] = W x + bias for n in the rows of blocks [begin, end).
   void (*linear_int8)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                      int64_t end, float* out, int64_t stride);
+                      int64_t end, float* out, int64_t stride, Upcoming next);
   // The same of bfloat16 weights.
   void (*linear_bfloat16)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                           int64_t end, float* out, int64_t stride);

@@ -20,7 +20,7 @@ constexpr int64_t kSmallJob = 20000;  // products a thread does sooner than it i
 
 int64_t products(const LinearJob& job) { return job.weights->rows * job.weights->cols * job.count; }
 
-void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) {
+void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end, Upcoming next) {
   const KernelTable& k = kernels();
   const Matrix& w = *job.weights;
   const int group = activation_group(w, precise);
@@ -32,7 +32,8 @@ void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end) 
     const float* x = job.x->values() + job.first * job.x->cols();
     k.linear_float(w, x, job.count, begin, end, out, job.stride);
   } else {
-    k.linear_int8(w, job.x->quantized(group, job.first), job.count, begin, end, out, job.stride);
+    k.linear_int8(w, job.x->quantized(group, job.first), job.count, begin, end, out, job.stride,
+                  next);
   }
 }
 
@@ -151,19 +152,28 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
     blocks += job.weights->blocks();
     work += products(job);
   }
+  struct Task {
+    const LinearJob* job;
+    int64_t begin, end;
+
+    Upcoming weights() const {
+      const Matrix& w = *job->weights;
+      return {w.block(begin), (end - begin) * w.block_bytes()};
+    }
+  };
+  thread_local std::vector<Task> tasks;
+  tasks.clear();
   if (pool.threads() == 1 || work < kSmallJob) {
-    for (const LinearJob& job : jobs) run_blocks(job, precise, 0, job.weights->blocks());
+    for (const LinearJob& job : jobs) tasks.push_back({&job, 0, job.weights->blocks()});
+    for (size_t i = 0; i < tasks.size(); i++) {
+      const Upcoming next = i + 1 < tasks.size() ? tasks[i + 1].weights() : Upcoming{};
+      run_blocks(*tasks[i].job, precise, 0, tasks[i].end, next);
+    }
     return;
   }
   const int64_t threads = pool.threads();
   const int64_t share = blocks / (threads * kChunksPerThread);
   const int64_t chunk = std::clamp<int64_t>(share, 1, kMaxChunk);
-  struct Task {
-    const LinearJob* job;
-    int64_t begin, end;
-  };
-  thread_local std::vector<Task> tasks;
-  tasks.clear();
   for (const LinearJob& job : jobs) {
     // Alike, and as many for each thread: of thirteen one thread has seven, for which the other
     // waits.
@@ -177,9 +187,13 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
       tasks.push_back({&job, first, std::min(end, last)});
     }
   }
-  const Task* first = tasks.data();
-  pool.run(static_cast<int64_t>(tasks.size()),
-           [&](int64_t i) { run_blocks(*first[i].job, precise, first[i].begin, first[i].end); });
+  const Task* all = tasks.data();
+  const auto count = static_cast<int64_t>(tasks.size());
+  pool.run(count, [&](int64_t i) {
+    const bool more = i + 1 < count && !pool.begins_share(count, i + 1);
+    const Task& task = all[i];
+    run_blocks(*task.job, precise, task.begin, task.end, more ? all[i + 1].weights() : Upcoming{});
+  });
 }
 
 }  // namespace exo

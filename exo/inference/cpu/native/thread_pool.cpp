@@ -52,10 +52,6 @@ void ThreadPool::stop() {
   workers_.clear();
 }
 
-int64_t ThreadPool::share_begin(int owner) const {
-  return count_.load(std::memory_order_relaxed) * owner / threads_;
-}
-
 void ThreadPool::share(int64_t count, Call call, const void* context) {
   std::lock_guard lock(one_job_);
   const uint64_t generation = generation_.load() + 1;
@@ -68,7 +64,7 @@ void ThreadPool::share(int64_t count, Call call, const void* context) {
   count_.store(count, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
   for (int i = 0; i < threads_; i++) {
-    const uint64_t begin = static_cast<uint64_t>(share_begin(i));
+    const uint64_t begin = static_cast<uint64_t>(share_begin(count, i));
     tickets_[static_cast<size_t>(i)].value.store(generation << 32 | begin,
                                                  std::memory_order_release);
   }
@@ -93,7 +89,7 @@ void ThreadPool::claim_from(int owner, uint32_t generation) {
   for (;;) {
     if (ticket >> 32 != generation) return;
     const int64_t index = static_cast<int64_t>(ticket & 0xffffffff);
-    if (index >= share_begin(owner + 1)) return;
+    if (index >= share_begin(count_.load(std::memory_order_relaxed), owner + 1)) return;
     if (!shared.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
     call_(context_, index);
     done_.fetch_add(1, std::memory_order_acq_rel);

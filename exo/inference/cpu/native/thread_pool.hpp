@@ -23,6 +23,11 @@ class ThreadPool {
   // The caller counts as one thread.
   void set_threads(int count);
   int threads() const { return threads_; }
+  // Whether `index` of a job of `count` is the first of a thread's share.
+  bool begins_share(int64_t count, int64_t index) const {
+    const int64_t owner = (index * threads_ + count - 1) / count;
+    return share_begin(count, owner) == index;
+  }
 
   // work(i) for i in [0, count), in any order, on any thread; returns when all are done.
   // `work` must not throw and must not call `run`.
@@ -44,8 +49,8 @@ class ThreadPool {
   void serve(int index);
   void claim(int index, uint32_t generation);
   void claim_from(int owner, uint32_t generation);
-  int64_t share_begin(int owner) const;
   void stop();
+  int64_t share_begin(int64_t count, int64_t owner) const { return count * owner / threads_; }
 
   std::mutex one_job_;
   std::vector<std::thread> workers_;

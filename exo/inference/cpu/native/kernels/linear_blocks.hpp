@@ -160,16 +160,15 @@ class PartSums {
 
 // Fetches lines ahead in the stream of weights, for the next rows or, where `kWeightsPassBy`, past
 // the shared cache.
-template <int M>
-inline constexpr int64_t kFetchedAhead = M <= 2 ? 4096 : 2048;  // bytes
+inline constexpr int64_t kFetchedAhead = 8192;  // bytes
 template <int M, int LINES>
 EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
     if (M <= 2 && pass_by) {
-      __builtin_prefetch(p + kFetchedAhead<M> + 64 * line, 0, 0);
+      __builtin_prefetch(p + kFetchedAhead + 64 * line, 0, 0);
     } else {
-      __builtin_prefetch(p + 2048 + 64 * line);
+      __builtin_prefetch(p + kFetchedAhead + 64 * line);
     }
   }
 }

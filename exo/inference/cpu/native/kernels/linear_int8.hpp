@@ -16,7 +16,7 @@ namespace exo::EXO_ISA {
 enum class Layout : uint8_t { kSuper, kOffsets, kZero };
 
 using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
-                            int64_t, float*, int64_t);
+                            int64_t, float*, int64_t, Ahead);
 template <Coding C, Layout L>
 constexpr RowLimits row_limits() {
 #ifdef EXO_TILES
@@ -24,13 +24,6 @@ constexpr RowLimits row_limits() {
 #else
   return Ops::row_limits(C, L == Layout::kSuper);
 #endif
-}
-
-// Formats that few files have: of their tiles few sizes are compiled.
-template <Coding C, Layout L>
-constexpr bool is_rare() {
-  if (C.table != Table::kNone) return C.table != Table::kIq4 && C.table != Table::kE2m1;
-  return L == Layout::kOffsets ? C.bits != 4 && C.bits != 8 : L == Layout::kZero && C.bits == 5;
 }
 
 template <Coding C, Layout L, int M, int B>
@@ -43,23 +36,16 @@ constexpr PackedTile tile_from_packed() {
   }
 }
 
-// Tables of the tiles for 1 to 8 rows; an instruction set with few registers takes 4 at most.
 template <Coding C, Layout L, int M>
 constexpr PackedTile packed_tile() {
-  constexpr int kRows = !is_rare<C, L>() || M <= 2 ? M : M <= 4 ? 4 : 8;
   if constexpr (M > Ops::kMaxRows || M >= row_limits<C, L>().shared_from) return nullptr;
-  return tile_from_packed<C, L, kRows, 1>();
+  return tile_from_packed<C, L, M, 1>();
 }
+static_assert(Ops::kTileBlocks > 1 || Ops::kMaxRows <= 4);  // pairs have tables of their own
 template <Coding C, Layout L>
-constexpr PackedTile kPackedTiles[] = {nullptr,
-                                       packed_tile<C, L, 1>(),
-                                       packed_tile<C, L, 2>(),
-                                       packed_tile<C, L, 3>(),
-                                       packed_tile<C, L, 4>(),
-                                       packed_tile<C, L, 5>(),
-                                       packed_tile<C, L, 6>(),
-                                       packed_tile<C, L, 7>(),
-                                       packed_tile<C, L, 8>()};
+constexpr PackedTile kPackedTiles[] = {nullptr, packed_tile<C, L, 1>(), packed_tile<C, L, 2>(),
+                                       packed_tile<C, L, 3>(), packed_tile<C, L, 4>()};
+
 // Memory of this thread for panels, kept from call to call.
 inline uint8_t* scratch(size_t bytes) {
   static thread_local struct Scratch {
@@ -104,9 +90,16 @@ void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64
     const uint8_t* any = fine;
     for (int64_t row = first; row < last; row += Ops::kMaxRows, any += flags) {
       const int64_t size = size_at(row);
-      kPackedTiles<C, L>[size](w, x, any, row, size, b, out, stride);
+      kPackedTiles<C, L>[size](w, x, any, row, size, b, out, stride, {});
     }
   }
+}
+
+// Formats that few files have: of their tiles few sizes are compiled.
+template <Coding C, Layout L>
+constexpr bool is_rare() {
+  if (C.table != Table::kNone) return C.table != Table::kIq4 && C.table != Table::kE2m1;
+  return L == Layout::kOffsets ? C.bits != 4 && C.bits != 8 : L == Layout::kZero && C.bits == 5;
 }
 
 // Calls use with the number of rows of the tile for `rows`: the last one's may be fewer. Not so for
@@ -213,14 +206,19 @@ constexpr PackedTile kPairTiles[] = {nullptr,
                                      pair_tile<C, L, 5>(),
                                      pair_tile<C, L, 6>()};
 
+// Packed weights of a set of pairs: those of the next one, fetched meanwhile, stay in an L2 cache
+// beside them.
+inline constexpr int64_t kSetBytes = 256 << 10;
+
 // Blocks [begin, end) for all rows, in pairs straight from the packed weights: where registers hold
 // a tile of two blocks, decoding them again for each tile costs less than to keep what was decoded.
-// Some blocks at a time, which come from memory for the first tile and from a cache for the others.
+// All tiles of rows take one set of pairs after the other, the next one's weights coming from
+// memory meanwhile, a few lines at a time.
 template <Coding C, Layout L>
 void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
-                  float* out, int64_t stride) {
+                  float* out, int64_t stride, Upcoming upcoming) {
   constexpr int M = Ops::kTileRows, B = Ops::kTileBlocks;
-  const int64_t flags = w.cols / x.flag_cols();
+  const int64_t flags = w.cols / x.flag_cols(), bytes = w.block_bytes();
   // Alike, as one of few rows costs nearly as much as one of many.
   const int64_t tiles = (rows + M - 1) / M, size = (rows + tiles - 1) / tiles;
   uint8_t* fine = scratch(static_cast<size_t>(tiles * flags));
@@ -231,19 +229,35 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   if (rows <= 2) {
     // What these wait for is memory, which gives one stream more than two.
     const auto tile = rows == 1 ? tile_from_packed<C, L, 1, 1>() : tile_from_packed<C, L, 2, 1>();
-    for (int64_t b = begin; b < end; b++) tile(w, x, fine, 0, rows, b, out, stride);
+    for (int64_t b = begin; b < end; b++) tile(w, x, fine, 0, rows, b, out, stride, {});
     return;
   }
-  const int64_t fit = kPanelBytes / w.block_bytes() / B * B, cached = fit < B ? B : fit;
-  for (int64_t b0 = begin; b0 < end; b0 += cached) {
-    const int64_t some = b0 + cached < end ? b0 + cached : end;
+  // One tile needs a pair no second time.
+  const int64_t fit = kSetBytes / (B * bytes), most = tiles == 1 || fit < 1 ? 1 : fit;
+  const int64_t pairs = (end - begin + B - 1) / B, sets = (pairs + most - 1) / most;
+  const auto set_at = [&](int64_t s) {  // alike
+    const int64_t at = begin + pairs * s / sets * B;
+    return at < end ? at : end;
+  };
+  for (int64_t s = 0; s < sets; s++) {
+    const int64_t first = set_at(s), last = set_at(s + 1);
+    const Upcoming next =
+        s + 1 < sets ? Upcoming{w.block(last), (set_at(s + 2) - last) * bytes} : upcoming;
+    const int64_t lines = (next.bytes < kSetBytes ? next.bytes : kSetBytes) / 64;
+    const int64_t steps = tiles * ((last - first) / B) * flags;
+    Ahead ahead{next.weights, steps > 0 ? static_cast<int>((lines + steps - 1) / steps) : 0};
+    const uint8_t* fetched = next.weights + 64 * lines;
     const uint8_t* any = fine;
     for (int64_t row = 0; row < rows; row += size, any += flags) {
       const int64_t m = size_at(row);
-      int64_t b = b0;
-      for (; b + B <= some; b += B) kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride);
-      for (; b < some; b++) {
-        tile_from_packed<C, L, M, 1>()(w, x, any, row, m, b, out, stride);
+      int64_t b = first;
+      for (; b + B <= last; b += B) {
+        if (ahead.at >= fetched) ahead.lines = 0;
+        kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride, ahead);
+        ahead.at += flags * ahead.lines * 64;
+      }
+      for (; b < last; b++) {
+        tile_from_packed<C, L, M, 1>()(w, x, any, row, m, b, out, stride, {});
       }
     }
   }
@@ -252,7 +266,7 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 // Blocks [begin, end) for many rows, decoded once for all.
 template <Coding C, Layout L>
 void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                   int64_t end, float* out, int64_t stride) {
+                   int64_t end, float* out, int64_t stride, Upcoming upcoming) {
   using Panels = std::conditional_t<L == Layout::kSuper, SuperPanels<C>, PlainPanels<C, L>>;
   const int64_t flags = w.cols / x.flag_cols();
   const int64_t slab_bytes = w.cols * kBlockRows;
@@ -281,11 +295,14 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
     };
     for (int64_t i = 0; i < count; i++) Panels::decode(w, b0 + i, panel(i));
     // The next panels' weights come from memory while these are multiplied, a few lines at a time.
-    const int64_t left = end - b0 - count,
-                  lines = (left < step ? left : step) * w.block_bytes() / 64;
+    const int64_t left = end - b0 - count;
+    const Upcoming next =
+        left > 0 ? Upcoming{w.block(b0 + count), (left < step ? left : step) * w.block_bytes()}
+                 : upcoming;
+    const int64_t lines = (next.bytes < kPanelBytes ? next.bytes : kPanelBytes) / 64;
     const int64_t steps = (rows + kRows - 1) / kRows * (count / kBlocks) * Panels::steps(w);
     const int64_t at_once = steps > 0 ? (lines + steps - 1) / steps : 0;
-    Ahead ahead{w.block(b0 + count), static_cast<int>(at_once < 4 ? at_once : 4)};
+    Ahead ahead{next.weights, static_cast<int>(at_once < 4 ? at_once : 4)};
     const uint8_t* fetched = ahead.at + 64 * lines;
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
@@ -306,13 +323,13 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
 
 template <Coding C, Layout L>
 void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
-                  float* out, int64_t stride) {
+                  float* out, int64_t stride, Upcoming next) {
   constexpr int64_t kPacked = row_limits<C, L>().packed;
   if constexpr (kPacked < kAllRows) {
-    if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride);
+    if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride, next);
   }
   if constexpr (Ops::kTileBlocks > 1) {
-    return linear_pairs<C, L>(w, x, rows, begin, end, out, stride);
+    return linear_pairs<C, L>(w, x, rows, begin, end, out, stride, next);
   } else {
     const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
     for (int64_t b = begin; b < end; b += cached) {
@@ -327,19 +344,20 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 
 // In super.cpp.
 void linear_super(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
-                  float* out, int64_t stride);
+                  float* out, int64_t stride, Upcoming next);
 
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                        int64_t end, float* out, int64_t stride) {
-  if (w.is_super) return linear_super(w, x, rows, begin, end, out, stride);
+                        int64_t end, float* out, int64_t stride, Upcoming next) {
+  if (w.is_super) return linear_super(w, x, rows, begin, end, out, stride, next);
   with_coding(w.coding(), [&](auto coding) {
     if constexpr (may_have_offsets(coding.value)) {
       if (w.zero == 0) {
-        return linear_coded<coding.value, Layout::kOffsets>(w, x, rows, begin, end, out, stride);
+        return linear_coded<coding.value, Layout::kOffsets>(w, x, rows, begin, end, out, stride,
+                                                            next);
       }
     }
     if constexpr (zero_shift(coding.value) >= 0) {
-      linear_coded<coding.value, Layout::kZero>(w, x, rows, begin, end, out, stride);
+      linear_coded<coding.value, Layout::kZero>(w, x, rows, begin, end, out, stride, next);
     }
   });
 }

@@ -116,16 +116,15 @@ struct PlainShape {
         pass_by(kWeightsPassBy) {}
 };
 
-// Adds one group to M outputs of each of B blocks, from the packed weights at `p`. What is fetched
-// lies `skip` bytes further on: past the other blocks where it is of the next ones.
+// Adds one group to M outputs of each of B blocks, from the packed weights at `p`.
 template <Coding C, int ZERO, int M, int N, int B = 1>
 EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
-                                 const GroupParts<N>& x, Ops::Float* y, int64_t skip = 0) {
+                                 const GroupParts<N>& x, Ops::Float* y) {
   SlabSums<weight_bits<C>(), ZERO, M, sums_of_few(M), B> sums[N];
   for (int n = 0; n < N; n++) sums[n].begin(RowsOfPart{x.part[n].groups, x.groups});
   int64_t at = 0;
   for (int u = 0; u < shape.units; u++, p += 64 * C.bits, at += kUnitCols) {
-    for (int b = 0; b < B; b++) prefetch<M, C.bits>(p + b * shape.apart + skip, shape.pass_by);
+    if constexpr (B == 1) prefetch<M, C.bits>(p, shape.pass_by);
     decode_units<C, B>(p, shape.apart,
                        [&](int slab, const Ops::Bytes(&weights)[B]) __attribute__((always_inline)) {
                          for (int n = 0; n < N; n++) {
@@ -133,7 +132,7 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
                          }
                        });
   }
-  for (int b = 0; b < B; b++) prefetch<M, 1>(p + b * shape.apart + skip, shape.pass_by);
+  if constexpr (B == 1) prefetch<M, 1>(p, shape.pass_by);
   for (int b = 0; b < B; b++) {
     const uint8_t* own = scales + b * shape.apart;
     const Ops::Float scale = load_scales(own, shape.dtype, 0);
@@ -156,10 +155,12 @@ __attribute__((noinline)) void add_fine_apart(const PlainShape& shape, const uin
 }
 
 // One block for `rows` rows, up to M, straight from the packed weights. Rows past the last are
-// computed from whatever the buffer holds and dropped.
+// computed from whatever the buffer holds and dropped. Of a pair of blocks `ahead` says what is
+// fetched, of one what comes next in memory is.
 template <Coding C, int ZERO, int M, int B = 1>
 void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
-                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride,
+                       Ahead ahead) {
   const PlainShape shape(w);
   // From a group to the next one, and to its scales: in turns, as the scales of two groups may
   // come after both.
@@ -167,7 +168,6 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
   const int64_t both_steps = w.group_at(2);
   const int64_t both_to_scales = to_scales + w.scales_at(1) - w.group_at(1);
   const uint8_t* p = w.block(block);
-  const uint8_t* turn = p + w.block_bytes() - kFetchedAhead<M>;
   const int64_t columns = w.group;
   GroupParts<1> coarse{{x.from_row(x.coarse, row)}, shape.groups, x.stride};
   const QuantizedPart fine = x.from_row(x.fine, row);
@@ -177,12 +177,12 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
     for (auto& sum : y) sum = Ops::zero_float();
     for (const int64_t end = g + shape.in_part; g < end; g++) {
       const uint8_t* scales = p + to_scales;
-      const int64_t skip = B > 1 && p > turn ? (B - 1) * shape.apart : 0;
+      if constexpr (B > 1) ahead.fetch();
       if (M * B == 1 && any_fine[g]) {
         const GroupParts<2> both{{coarse.part[0], fine.from(g, w.group)}, shape.groups, x.stride};
-        add_packed_group<C, ZERO, M>(shape, p, scales, both, y, skip);
+        add_packed_group<C, ZERO, M>(shape, p, scales, both, y);
       } else {
-        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, coarse, y, skip);
+        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, coarse, y);
         if (any_fine[g]) {
           // Not `y` itself, which would then be in memory for all groups.
           Ops::Float apart[B * M];

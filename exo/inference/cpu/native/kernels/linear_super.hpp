@@ -228,10 +228,10 @@ struct SuperActivations {
 };
 
 // Adds unit `u` of B blocks, `apart` bytes from one to the next, from the packed weights at `p` to
-// the totals [B * M] of the activations' N parts. What is fetched lies `skip` bytes further on.
+// the totals [B * M] of the activations' N parts.
 template <Coding C, int M, int N, int B>
 EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, int64_t apart,
-                                int64_t skip, int u, const SuperActivations* const (&x)[N],
+                                int u, const SuperActivations* const (&x)[N],
                                 Ops::Int* const (&total)[N]) {
   constexpr int kHalves = SuperTraits<C>::kHalves;
   Ops::Int codes[B][kHalves];
@@ -245,7 +245,7 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
       sums[n].begin_less(x[n]->x, x[n]->supers, u, super_offsets<C>().zero_shift);
     }
   }
-  for (int b = 0; b < B; b++) prefetch<M, C.bits>(p + b * apart + skip);
+  if constexpr (B == 1) prefetch<M, C.bits>(p);
   decode_units<C, B>(
       p, apart, [&](int slab, const Ops::Bytes(&weights)[B]) __attribute__((always_inline)) {
         for (int n = 0; n < N; n++) {
@@ -269,23 +269,22 @@ template <Coding C, int M, int B>
 __attribute__((noinline)) void add_fine_unit(const uint8_t* p, const SuperHeader<C>& header,
                                              int64_t apart, int u, const SuperActivations& fine,
                                              Ops::Int* total) {
-  add_packed_unit<C, M, 1, B>(p, header, apart, 0, u, {&fine}, {total});
+  add_packed_unit<C, M, 1, B>(p, header, apart, u, {&fine}, {total});
 }
 
 // B blocks for `rows` rows, up to M: see block_from_packed.
 template <Coding C, int M, int B = 1>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
-                             int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
+                             int64_t row, int64_t rows, int64_t block, float* out, int64_t stride,
+                             Ahead ahead) {
   using T = SuperTraits<C>;
   constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
   alignas(64) uint8_t pairs[64 * T::kPairs];
   const uint8_t* p = w.block(block);
   const int64_t supers = w.cols / kSuperCols, apart = w.block_bytes();
-  const uint8_t* turn = p + apart - kFetchedAhead<M>;
   PartSums<B * M> sums(w.parts, supers);
   for (int64_t s = 0; s < supers; s++, sums.next()) {
-    const int64_t skip = B > 1 && p > turn ? (B - 1) * apart : 0;
-    for (int b = 0; b < B; b++) prefetch<M, kSuperHeader / 64>(p + b * apart + skip);
+    if constexpr (B == 1) prefetch<M, kSuperHeader / 64>(p);
     const SuperHeader<C> header(p);
     const SuperActivations coarse(x, x.coarse, row, s), fine(x, x.fine, row, s);
     // Two arrays: that of the fine part is in memory.
@@ -296,11 +295,12 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
     uint8_t some_fine = 0;
     for (int u = 0; u < QuantizedSuper::kUnits; u++, p += 64 * C.bits) {
       const uint8_t is_fine = *any_fine++;
+      if constexpr (B > 1) ahead.fetch();
       some_fine = some_fine | is_fine;
       if (M * B == 1 && is_fine) {
-        add_packed_unit<C, M, 2, B>(p, header, apart, skip, u, {&coarse, &fine}, {total, of_fine});
+        add_packed_unit<C, M, 2, B>(p, header, apart, u, {&coarse, &fine}, {total, of_fine});
       } else {
-        add_packed_unit<C, M, 1, B>(p, header, apart, skip, u, {&coarse}, {total});
+        add_packed_unit<C, M, 1, B>(p, header, apart, u, {&coarse}, {total});
         if (is_fine) add_fine_unit<C, M, B>(p, header, apart, u, fine, of_fine);
       }
     }

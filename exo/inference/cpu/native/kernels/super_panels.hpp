@@ -176,9 +176,8 @@ struct AddParts {
     }
     return nullptr;
   }
-  static constexpr Tile kTiles[] = {nullptr,      of_rows<1>(), of_rows<2>(),
-                                    of_rows<3>(), of_rows<4>(), of_rows<5>(),
-                                    of_rows<6>(), of_rows<7>(), of_rows<8>()};
+  static constexpr Tile kTiles[] = {nullptr, of_rows<1>(), of_rows<2>(), of_rows<3>(),
+                                    of_rows<4>()};
 };
 
 // One block for a few tiles of rows, each super-block decoded once for them: up to kFewRows rows.
