@@ -98,12 +98,13 @@ inline constexpr int64_t kRowsAtOnce = 64;
 
 // One part of M rows by B blocks: row m's sum over it in block b at sums[(m * B + b) * kMostParts].
 // `p` and `x` are the part's first pair of columns.
-template <typename Pairs, int M, int B>
+template <typename Pairs, int M, int B, bool FETCHES>
 void bfloat16_tile(const uint8_t* p, int64_t apart, const int8_t* x, int64_t stride, int64_t pairs,
                    Ops::Float* sums) {
   typename Pairs::Sum y[B][M];
   for (int64_t k = 0; k < pairs; k++, p += 4 * kBlockRows, x += Pairs::kBytes) {
     for (int b = 0; b < B; b++) {
+      if constexpr (FETCHES) __builtin_prefetch(p + b * apart + kFetchedAhead);
       const typename Pairs::Weights weights(p + b * apart);
       for (int m = 0; m < M; m++) y[b][m].add(weights, x + m * stride);
     }
@@ -113,29 +114,30 @@ void bfloat16_tile(const uint8_t* p, int64_t apart, const int8_t* x, int64_t str
   }
 }
 
-// Rows [row, rows) in tiles of M, then of half as many.
-template <typename Pairs, int M, int B>
+// Rows [row, rows) in tiles of M, then of half as many, which fetch nothing: what reads a stream is
+// fetched for anyway.
+template <typename Pairs, int M, int B, bool FETCHES>
 void bfloat16_rows(const uint8_t* p, int64_t apart, const int8_t* x, int64_t stride, int64_t pairs,
                    int64_t row, int64_t rows, Ahead& ahead, Ops::Float* sums) {
   for (; row + M <= rows; row += M) {
     ahead.fetch();
     Ops::Float* own = sums + row * B * kMostParts;
-    bfloat16_tile<Pairs, M, B>(p, apart, x + row * stride, stride, pairs, own);
+    bfloat16_tile<Pairs, M, B, FETCHES>(p, apart, x + row * stride, stride, pairs, own);
   }
   if constexpr (M > 1) {
-    bfloat16_rows<Pairs, M / 2, B>(p, apart, x, stride, pairs, row, rows, ahead, sums);
+    bfloat16_rows<Pairs, M / 2, B, false>(p, apart, x, stride, pairs, row, rows, ahead, sums);
   }
 }
 
 // B blocks from `block` on for all rows; more follow where `is_last` is false, whose weights come
-// from memory meanwhile.
-template <typename Pairs, int M, int B>
+// from memory meanwhile. Tiles of few rows fetch what comes next in each block instead.
+template <typename Pairs, int M, int B, bool FETCHES>
 void bfloat16_block(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t block,
                     bool is_last, float* out, int64_t stride) {
   const int64_t pairs = (w.cols + 1) / 2 / w.parts;
   Ahead ahead{w.block(block + B), 0};
   const int64_t tiles = rows / M * w.parts;
-  // Those of few tiles would wait for them, and what reads a stream is fetched for anyway.
+  // Those of few tiles would wait for them.
   if (!is_last && tiles > 16) ahead.lines = static_cast<int>(B * w.block_bytes() / 64 / tiles) + 1;
   auto* sums = reinterpret_cast<Ops::Float*>(
       scratch(static_cast<size_t>(kRowsAtOnce * B * kMostParts) * sizeof(Ops::Float)));
@@ -144,8 +146,8 @@ void bfloat16_block(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
     for (int64_t part = 0; part < w.parts; part++) {
       const uint8_t* p = w.block(block) + part * pairs * 4 * kBlockRows;
       const int8_t* values = x.coarse.values + first * x.stride + part * pairs * Pairs::kBytes;
-      bfloat16_rows<Pairs, M, B>(p, w.block_bytes(), values, x.stride, pairs, 0, some, ahead,
-                                 sums + part);
+      bfloat16_rows<Pairs, M, B, FETCHES>(p, w.block_bytes(), values, x.stride, pairs, 0, some,
+                                          ahead, sums + part);
     }
     for (int64_t i = 0; i < some * B; i++) {
       const Ops::Float* parts = sums + i * kMostParts;
@@ -162,12 +164,14 @@ void bfloat16_layer(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
   constexpr int kOfOne = 4, M = Ops::kMaxRows, B = Ops::kTileBlocks;
   int64_t b = begin;
   for (; rows == 1 && b + kOfOne <= end; b += kOfOne) {
-    bfloat16_block<Pairs, 1, kOfOne>(w, x, rows, b, true, out, stride);
+    bfloat16_block<Pairs, 1, kOfOne, false>(w, x, rows, b, true, out, stride);
   }
   for (; b + B <= end; b += B) {
-    bfloat16_block<Pairs, M, B>(w, x, rows, b, b + 2 * B > end, out, stride);
+    rows <= kRowsAtOnce
+        ? bfloat16_block<Pairs, M, B, true>(w, x, rows, b, b + 2 * B > end, out, stride)
+        : bfloat16_block<Pairs, M, B, false>(w, x, rows, b, b + 2 * B > end, out, stride);
   }
-  for (; b < end; b++) bfloat16_block<Pairs, M, 1>(w, x, rows, b, true, out, stride);
+  for (; b < end; b++) bfloat16_block<Pairs, M, 1, false>(w, x, rows, b, true, out, stride);
 }
 
 inline void linear_bfloat16(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
