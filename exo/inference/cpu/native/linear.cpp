@@ -163,12 +163,14 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
   };
   thread_local std::vector<Task> tasks;
   tasks.clear();
+  // `more`: the thread that runs a task runs the one after it next.
+  const auto run = [precise](const Task* task, bool more) {
+    const Upcoming next = more ? task[1].weights() : Upcoming{};
+    run_blocks(*task->job, precise, task->begin, task->end, next);
+  };
   if (pool.threads() == 1 || work < kSmallJob) {
     for (const LinearJob& job : jobs) tasks.push_back({&job, 0, job.weights->blocks()});
-    for (size_t i = 0; i < tasks.size(); i++) {
-      const Upcoming next = i + 1 < tasks.size() ? tasks[i + 1].weights() : Upcoming{};
-      run_blocks(*tasks[i].job, precise, 0, tasks[i].end, next);
-    }
+    for (const Task& task : tasks) run(&task, &task != &tasks.back());
     return;
   }
   const int64_t threads = pool.threads();
@@ -189,11 +191,8 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
   }
   const Task* all = tasks.data();
   const auto count = static_cast<int64_t>(tasks.size());
-  pool.run(count, [&](int64_t i) {
-    const bool more = i + 1 < count && !pool.begins_share(count, i + 1);
-    const Task& task = all[i];
-    run_blocks(*task.job, precise, task.begin, task.end, more ? all[i + 1].weights() : Upcoming{});
-  });
+  pool.run(count,
+           [&](int64_t i) { run(all + i, i + 1 < count && !pool.begins_share(count, i + 1)); });
 }
 
 }  // namespace exo

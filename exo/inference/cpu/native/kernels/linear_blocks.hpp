@@ -5,6 +5,7 @@
 // have.
 #pragma once
 
+#include <climits>
 #include <type_traits>
 
 #include "vector.hpp"
@@ -250,6 +251,31 @@ struct Ahead {
   EXO_INLINE void fetch() {
     for (int i = 0; i < lines; i++, at += 64) __builtin_prefetch(at);
   }
+};
+
+// The first bytes of what is multiplied next, up to `most`, spread evenly over `steps`; no more
+// than `most_lines` with one of them.
+class Fetching {
+ public:
+  Fetching(Upcoming next, int64_t most, int64_t steps, int64_t most_lines = INT_MAX)
+      : at_(next.weights) {
+    const int64_t lines = (next.bytes < most ? next.bytes : most) / 64;
+    end_ = at_ + 64 * lines;
+    const int64_t each = steps > 0 ? (lines + steps - 1) / steps : 0;
+    lines_ = static_cast<int>(each < most_lines ? each : most_lines);
+  }
+
+  // What the next `steps` fetch.
+  Ahead take(int64_t steps) {
+    if (at_ >= end_) return {};
+    const Ahead taken{at_, lines_};
+    at_ += steps * lines_ * 64;
+    return taken;
+  }
+
+ private:
+  const uint8_t *at_, *end_;
+  int lines_;
 };
 
 }  // namespace exo::EXO_ISA

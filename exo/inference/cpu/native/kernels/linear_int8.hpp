@@ -243,18 +243,13 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
     const int64_t first = set_at(s), last = set_at(s + 1);
     const Upcoming next =
         s + 1 < sets ? Upcoming{w.block(last), (set_at(s + 2) - last) * bytes} : upcoming;
-    const int64_t lines = (next.bytes < kSetBytes ? next.bytes : kSetBytes) / 64;
-    const int64_t steps = tiles * ((last - first) / B) * flags;
-    Ahead ahead{next.weights, steps > 0 ? static_cast<int>((lines + steps - 1) / steps) : 0};
-    const uint8_t* fetched = next.weights + 64 * lines;
+    Fetching fetching(next, kSetBytes, tiles * ((last - first) / B) * flags);
     const uint8_t* any = fine;
     for (int64_t row = 0; row < rows; row += size, any += flags) {
       const int64_t m = size_at(row);
       int64_t b = first;
       for (; b + B <= last; b += B) {
-        if (ahead.at >= fetched) ahead.lines = 0;
-        kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride, ahead);
-        ahead.at += flags * ahead.lines * 64;
+        kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride, fetching.take(flags));
       }
       for (; b < last; b++) {
         tile_from_packed<C, L, M, 1>()(w, x, any, row, m, b, out, stride, {});
@@ -299,20 +294,16 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
     const Upcoming next =
         left > 0 ? Upcoming{w.block(b0 + count), (left < step ? left : step) * w.block_bytes()}
                  : upcoming;
-    const int64_t lines = (next.bytes < kPanelBytes ? next.bytes : kPanelBytes) / 64;
-    const int64_t steps = (rows + kRows - 1) / kRows * (count / kBlocks) * Panels::steps(w);
-    const int64_t at_once = steps > 0 ? (lines + steps - 1) / steps : 0;
-    Ahead ahead{next.weights, static_cast<int>(at_once < 4 ? at_once : 4)};
-    const uint8_t* fetched = ahead.at + 64 * lines;
+    const int64_t steps = Panels::steps(w);
+    Fetching fetching(next, kPanelBytes, (rows + kRows - 1) / kRows * (count / kBlocks) * steps, 4);
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       find_fine_groups(x, row, m, fine);
       const typename Panels::Steps todo(step_memory, w, x, row, m, fine);
       int64_t i = 0;
       for (; i + kBlocks <= count; i += kBlocks) {
-        if (ahead.at >= fetched) ahead.lines = 0;
-        Panels::template compute<kBlocks>(w, panel(i), todo, ahead, row, m, b0 + i, out, stride);
-        ahead.at += Panels::steps(w) * ahead.lines * 64;
+        Panels::template compute<kBlocks>(w, panel(i), todo, fetching.take(steps), row, m, b0 + i,
+                                          out, stride);
       }
       for (; i < count; i++) {
         Panels::template compute<1>(w, panel(i), todo, {}, row, m, b0 + i, out, stride);
