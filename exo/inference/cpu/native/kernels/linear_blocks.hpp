@@ -147,6 +147,11 @@ class PartSums {
     next();
   }
 
+  // What was added to a part apart.
+  EXO_INLINE void join(int64_t part, const Ops::Float* y) {
+    for (int m = 0; m < M; m++) part_[part][m] = Ops::add(part_[part][m], y[m]);
+  }
+
   // Row m's whole sum.
   EXO_INLINE Ops::Float total(int m) const {
     return joined(parts_, [&](int i) { return part_[i][m]; });
@@ -174,24 +179,41 @@ EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
   }
 }
 
-// any[g]: whether group g is fine in one of a tile's rows.
-inline void find_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, uint8_t* any) {
+// A group (of super-blocks a unit) that is fine in some row of a tile. Most often it is so in one
+// or two, for which alone it is then multiplied again: `first` and the one `apart` from it.
+struct FineGroup {
+  int32_t index;
+  uint8_t rows;  // 1 or 2; 0: more
+  uint8_t first, apart;
+};
+
+// Those of `rows` rows from `row` on, in order, and one past all groups; `list` has room for all
+// and this one.
+inline void list_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, FineGroup* list) {
   const int64_t groups = x.cols / x.flag_cols();
-  const uint8_t* own = x.is_fine + row * groups;
-  int64_t g = 0;
-  for (; g + 8 <= groups; g += 8) {
-    uint64_t found = 0;
+  const uint8_t* flags = x.is_fine + row * groups;
+  for (int64_t g = 0; g < groups; g += 8) {
+    const size_t some = static_cast<size_t>(groups - g < 8 ? groups - g : 8);
+    uint64_t found = 0;  // a byte a group, in it a bit for every eighth row
     for (int64_t m = 0; m < rows; m++) {
-      uint64_t eight;
-      __builtin_memcpy(&eight, own + m * groups + g, sizeof eight);
-      found |= eight;
+      uint64_t eight = 0;
+      __builtin_memcpy(&eight, flags + m * groups + g, some);
+      found |= eight << m % 8;
     }
-    __builtin_memcpy(any + g, &found, sizeof found);
+    while (found != 0) {
+      const int byte = __builtin_ctzll(found) / 8;
+      const unsigned in = found >> 8 * byte & 255, others = in & (in - 1);
+      found &= ~(uint64_t{255} << 8 * byte);
+      FineGroup fine{static_cast<int32_t>(g + byte), 0, 0, 0};
+      if (rows <= 8 && (others & (others - 1)) == 0) {
+        fine.rows = others == 0 ? 1 : 2;
+        fine.first = static_cast<uint8_t>(__builtin_ctz(in));
+        if (others != 0) fine.apart = static_cast<uint8_t>(__builtin_ctz(others) - fine.first);
+      }
+      *list++ = fine;
+    }
   }
-  for (; g < groups; g++) {
-    any[g] = 0;
-    for (int64_t m = 0; m < rows; m++) any[g] = any[g] | own[m * groups + g];
-  }
+  *list = {static_cast<int32_t>(groups), 0, 0, 0};
 }
 
 // Into how many bits the weights of a coding fit, as the dot products of this instruction set tell

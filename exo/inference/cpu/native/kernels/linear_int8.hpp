@@ -15,7 +15,7 @@ namespace exo::EXO_ISA {
 // How the groups of a matrix lie in memory (matrix.hpp).
 enum class Layout : uint8_t { kSuper, kOffsets, kZero };
 
-using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const uint8_t*, int64_t, int64_t,
+using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const FineGroup*, int64_t, int64_t,
                             int64_t, float*, int64_t, Ahead);
 template <Coding C, Layout L>
 constexpr RowLimits row_limits() {
@@ -46,7 +46,7 @@ template <Coding C, Layout L>
 constexpr PackedTile kPackedTiles[] = {nullptr, packed_tile<C, L, 1>(), packed_tile<C, L, 2>(),
                                        packed_tile<C, L, 3>(), packed_tile<C, L, 4>()};
 
-// Memory of this thread for panels, kept from call to call.
+// Memory of this thread for panels and lists, kept from call to call.
 inline uint8_t* scratch(size_t bytes) {
   static thread_local struct Scratch {
     uint8_t* data = nullptr;
@@ -61,6 +61,10 @@ inline uint8_t* scratch(size_t bytes) {
   return held.data;
 }
 
+inline FineGroup* scratch_lists(int64_t groups) {
+  return reinterpret_cast<FineGroup*>(scratch(static_cast<size_t>(groups) * sizeof(FineGroup)));
+}
+
 inline constexpr int64_t kPanelBytes = 640 << 10;  // decoded weights that stay in the L2 cache
 
 inline constexpr int64_t kPackedAtOnce = 64;  // rows that stay in a cache beside a block
@@ -71,26 +75,27 @@ template <Coding C, Layout L>
 void linear_packed(const Matrix& w, const QuantizedRows& x, int64_t first, int64_t rows,
                    int64_t begin, int64_t end, float* out, int64_t stride) {
   constexpr int64_t kShared = row_limits<C, L>().shared_from;
-  const int64_t flags = w.cols / x.flag_cols(), last = first + rows;
-  uint8_t* fine = scratch(static_cast<size_t>(rows * flags));
+  const int64_t listed = w.cols / x.flag_cols() + 1, last = first + rows;
+  FineGroup* lists = scratch_lists((rows + Ops::kMaxRows - 1) / Ops::kMaxRows * listed);
   const auto size_at = [&](int64_t row) {
     return last - row < Ops::kMaxRows ? last - row : Ops::kMaxRows;
   };
-  for (int64_t row = first, at = 0; row < last; row += Ops::kMaxRows, at += flags) {
-    find_fine_groups(x, row, size_at(row), fine + at);
+  FineGroup* list = lists;
+  for (int64_t row = first; row < last; row += Ops::kMaxRows, list += listed) {
+    list_fine_groups(x, row, size_at(row), list);
   }
   for (int64_t b = begin; b < end; b++) {
     if constexpr (kShared < kAllRows) {
       static_assert(row_limits<C, L>().packed <= kFewRows);
       if (rows >= kShared) {
-        super_block_for_few<C>(w, x, fine, first, rows, b, out, stride);
+        super_block_for_few<C>(w, x, lists, first, rows, b, out, stride);
         continue;
       }
     }
-    const uint8_t* any = fine;
-    for (int64_t row = first; row < last; row += Ops::kMaxRows, any += flags) {
+    const FineGroup* fine = lists;
+    for (int64_t row = first; row < last; row += Ops::kMaxRows, fine += listed) {
       const int64_t size = size_at(row);
-      kPackedTiles<C, L>[size](w, x, any, row, size, b, out, stride, {});
+      kPackedTiles<C, L>[size](w, x, fine, row, size, b, out, stride, {});
     }
   }
 }
@@ -128,7 +133,7 @@ struct PlainPanels {
 #ifdef EXO_TILES
   struct Steps : PanelSteps<16, kHasOffsets, kHasOffsets ? 0 : 1 << kZero> {
     Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
-          const uint8_t* fine)
+          const FineGroup* fine)
         : Steps::PanelSteps(memory, w, x, row, fine) {}
   };
   template <int>
@@ -139,7 +144,7 @@ struct PlainPanels {
 #else
   struct Steps : PanelSteps<Ops::kTileRows, kHasOffsets, SlabSums<kBits, kZero, 1, 1>::kLess> {
     Steps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row, int64_t,
-          const uint8_t* fine)
+          const FineGroup* fine)
         : Steps::PanelSteps(memory, w, x, row, fine) {}
   };
   template <int B>
@@ -174,9 +179,9 @@ struct SuperPanels {
 #else
   struct Steps {
     const QuantizedRows& x;
-    const uint8_t* fine;
+    const FineGroup* fine;
     static size_t bytes(const Matrix&) { return 0; }
-    Steps(uint8_t*, const Matrix&, const QuantizedRows& x, int64_t, int64_t, const uint8_t* fine)
+    Steps(uint8_t*, const Matrix&, const QuantizedRows& x, int64_t, int64_t, const FineGroup* fine)
         : x(x), fine(fine) {}
   };
   template <int B>
@@ -218,18 +223,19 @@ template <Coding C, Layout L>
 void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride, Upcoming upcoming) {
   constexpr int M = Ops::kTileRows, B = Ops::kTileBlocks;
-  const int64_t flags = w.cols / x.flag_cols(), bytes = w.block_bytes();
+  const int64_t steps = w.cols / x.flag_cols(), listed = steps + 1, bytes = w.block_bytes();
   // Alike, as one of few rows costs nearly as much as one of many.
   const int64_t tiles = (rows + M - 1) / M, size = (rows + tiles - 1) / tiles;
-  uint8_t* fine = scratch(static_cast<size_t>(tiles * flags));
+  FineGroup* lists = scratch_lists(tiles * listed);
   const auto size_at = [&](int64_t row) { return rows - row < size ? rows - row : size; };
-  for (int64_t row = 0, at = 0; row < rows; row += size, at += flags) {
-    find_fine_groups(x, row, size_at(row), fine + at);
+  FineGroup* list = lists;
+  for (int64_t row = 0; row < rows; row += size, list += listed) {
+    list_fine_groups(x, row, size_at(row), list);
   }
   if (rows <= 2) {
     // What these wait for is memory, which gives one stream more than two.
     const auto tile = rows == 1 ? tile_from_packed<C, L, 1, 1>() : tile_from_packed<C, L, 2, 1>();
-    for (int64_t b = begin; b < end; b++) tile(w, x, fine, 0, rows, b, out, stride, {});
+    for (int64_t b = begin; b < end; b++) tile(w, x, lists, 0, rows, b, out, stride, {});
     return;
   }
   // One tile needs a pair no second time.
@@ -243,16 +249,16 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
     const int64_t first = set_at(s), last = set_at(s + 1);
     const Upcoming next =
         s + 1 < sets ? Upcoming{w.block(last), (set_at(s + 2) - last) * bytes} : upcoming;
-    Fetching fetching(next, kSetBytes, tiles * ((last - first) / B) * flags);
-    const uint8_t* any = fine;
-    for (int64_t row = 0; row < rows; row += size, any += flags) {
+    Fetching fetching(next, kSetBytes, tiles * ((last - first) / B) * steps);
+    const FineGroup* fine = lists;
+    for (int64_t row = 0; row < rows; row += size, fine += listed) {
       const int64_t m = size_at(row);
       int64_t b = first;
       for (; b + B <= last; b += B) {
-        kPairTiles<C, L>[m](w, x, any, row, m, b, out, stride, fetching.take(flags));
+        kPairTiles<C, L>[m](w, x, fine, row, m, b, out, stride, fetching.take(steps));
       }
       for (; b < last; b++) {
-        tile_from_packed<C, L, M, 1>()(w, x, any, row, m, b, out, stride, {});
+        tile_from_packed<C, L, M, 1>()(w, x, fine, row, m, b, out, stride, {});
       }
     }
   }
@@ -263,7 +269,7 @@ template <Coding C, Layout L>
 void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                    int64_t end, float* out, int64_t stride, Upcoming upcoming) {
   using Panels = std::conditional_t<L == Layout::kSuper, SuperPanels<C>, PlainPanels<C, L>>;
-  const int64_t flags = w.cols / x.flag_cols();
+  const size_t list_bytes = static_cast<size_t>(w.cols / x.flag_cols() + 1) * sizeof(FineGroup);
   const int64_t slab_bytes = w.cols * kBlockRows;
   const int64_t panel_bytes = slab_bytes + Panels::scale_bytes(w);
 #ifdef EXO_TILES
@@ -279,9 +285,9 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
   const int64_t several = fit < kBlocks ? kBlocks : fit;
   const int64_t step = several < end - begin ? several : end - begin;
   const size_t step_bytes = Panels::Steps::bytes(w);
-  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes + flags) + step_bytes);
+  uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + step_bytes + list_bytes);
   uint8_t* step_memory = memory + step * panel_bytes;
-  uint8_t* fine = step_memory + step_bytes;
+  FineGroup* fine = reinterpret_cast<FineGroup*>(step_memory + step_bytes);
   for (int64_t b0 = begin; b0 < end; b0 += step) {
     const int64_t count = end - b0 < step ? end - b0 : step;
     const auto panel = [&](int64_t i) {
@@ -298,7 +304,7 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
     Fetching fetching(next, kPanelBytes, (rows + kRows - 1) / kRows * (count / kBlocks) * steps, 4);
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
-      find_fine_groups(x, row, m, fine);
+      list_fine_groups(x, row, m, fine);
       const typename Panels::Steps todo(step_memory, w, x, row, m, fine);
       int64_t i = 0;
       for (; i + kBlocks <= count; i += kBlocks) {

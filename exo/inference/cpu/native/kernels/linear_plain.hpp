@@ -6,9 +6,9 @@
 //   y[n] = fma(offset[n][g], x_sum[g], y[n])
 // or, where values stand for q - zero and there are no offsets,
 //   y[n] = fma(scale[n][g] * x_scale[g], sum of (q[n][k] - zero) * xq[k], y[n])
-// and, where the group is fine in some row of the tile, the same again from what is left over,
-// after all groups of its unit; in a row where it is not fine, scale and sum are 0 there, which
-// changes nothing.
+// What is left over of the part's fine groups is summed up in the same way by itself, and the two
+// sums added: so the loop over all groups has no branches. A row's groups that are not fine add 0,
+// which changes nothing.
 #pragma once
 
 #include "linear_blocks.hpp"
@@ -116,10 +116,12 @@ struct PlainShape {
         pass_by(kWeightsPassBy) {}
 };
 
-// Adds one group to M outputs of each of B blocks, from the packed weights at `p`.
+// Adds one group to M outputs of each of B blocks, from the packed weights at `p`: what it is of
+// the activations' first part to y, of the second to `left`. Two pointers, as gcc leaves sums in
+// memory where an array of them leads to these.
 template <Coding C, int ZERO, int M, int N, int B = 1>
 EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
-                                 const GroupParts<N>& x, Ops::Float* y) {
+                                 const GroupParts<N>& x, Ops::Float* y, Ops::Float* left) {
   SlabSums<weight_bits<C>(), ZERO, M, sums_of_few(M), B> sums[N];
   for (int n = 0; n < N; n++) sums[n].begin(RowsOfPart{x.part[n].groups, x.groups});
   int64_t at = 0;
@@ -140,27 +142,63 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
     if constexpr (ZERO < 0) offset = load_scales(own, shape.dtype, 1);
     for (int n = 0; n < N; n++) {
       const RowsOfPart rows{x.part[n].groups, x.groups};
-      sums[n].finish_group(b, rows, scale, offset, y + b * M);
+      sums[n].finish_group(b, rows, scale, offset, (n == 0 ? y : left) + b * M);
     }
   }
 }
 
-// What is left over of a group that is fine in some row, for several rows or blocks: apart from the
-// loop over the groups, which it would slow.
+// The same of R rows of a tile, `first` and those `distance` from one to the next; of `rows` sums a
+// block has in y.
+template <Coding C, int ZERO, int R, int B>
+EXO_INLINE void add_packed_rows(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
+                                GroupParts<1> x, int first, int distance, Ops::Float* y, int rows) {
+  x.part[0].values += first * x.stride, x.stride *= distance;
+  x.part[0].groups += first * x.groups, x.groups *= distance;
+  y += first;
+  Ops::Float own[B * R];
+  for (int b = 0; b < B; b++) {
+    for (int r = 0; r < R; r++) own[b * R + r] = y[b * rows + r * distance];
+  }
+  add_packed_group<C, ZERO, R, 1, B>(shape, p, scales, x, own, nullptr);
+  for (int b = 0; b < B; b++) {
+    for (int r = 0; r < R; r++) y[b * rows + r * distance] = own[b * R + r];
+  }
+}
+
+// Adds what is left over of the fine groups of a tile of M rows to the sums of their parts.
 template <Coding C, int ZERO, int M, int B>
-__attribute__((noinline)) void add_fine_apart(const PlainShape& shape, const uint8_t* p,
-                                              const uint8_t* scales, const GroupParts<1>& fine,
-                                              Ops::Float* y) {
-  add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, fine, y);
+__attribute__((noinline)) void add_fine_groups(const Matrix& w, const PlainShape& shape,
+                                               const QuantizedRows& x, const FineGroup* fine,
+                                               int64_t row, int64_t block, PartSums<B * M>& sums) {
+  const uint8_t* start = w.block(block);
+  const QuantizedPart left = x.from_row(x.fine, row);
+  while (fine->index < shape.groups) {
+    Ops::Float y[B * M];
+    for (auto& sum : y) sum = Ops::zero_float();
+    const int64_t part = fine->index / shape.in_part, end = (part + 1) * shape.in_part;
+    for (; fine->index < end; fine++) {
+      const int64_t g = fine->index;
+      const uint8_t *p = start + w.group_at(g), *scales = start + w.scales_at(g);
+      const GroupParts<1> own{{left.from(g, w.group)}, shape.groups, x.stride};
+      if (M > 2 && fine->rows == 1) {
+        add_packed_rows<C, ZERO, 1, B>(shape, p, scales, own, fine->first, 1, y, M);
+      } else if (M > 2 && fine->rows == 2) {
+        add_packed_rows<C, ZERO, 2, B>(shape, p, scales, own, fine->first, fine->apart, y, M);
+      } else {
+        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, own, y, nullptr);
+      }
+    }
+    sums.join(part, y);
+  }
 }
 
 // One block for `rows` rows, up to M, straight from the packed weights. Rows past the last are
 // computed from whatever the buffer holds and dropped. Of a pair of blocks `ahead` says what is
 // fetched, of one what comes next in memory is.
 template <Coding C, int ZERO, int M, int B = 1>
-void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
-                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride,
-                       Ahead ahead) {
+void block_from_packed(const Matrix& w, const QuantizedRows& x, const FineGroup* fine, int64_t row,
+                       int64_t rows, int64_t block, float* out, int64_t stride, Ahead ahead) {
+  constexpr bool kOne = M * B == 1;  // whose weights are decoded once for both parts
   const PlainShape shape(w);
   // From a group to the next one, and to its scales: in turns, as the scales of two groups may
   // come after both.
@@ -170,27 +208,20 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
   const uint8_t* p = w.block(block);
   const int64_t columns = w.group;
   GroupParts<1> coarse{{x.from_row(x.coarse, row)}, shape.groups, x.stride};
-  const QuantizedPart fine = x.from_row(x.fine, row);
   PartSums<B * M> sums(w.parts, w.parts);
-  for (int64_t g = 0; g < shape.groups;) {
-    Ops::Float y[B * M];
+  for (int64_t g = 0, part = 0; g < shape.groups; part++) {
+    Ops::Float y[B * M], left = Ops::zero_float();
     for (auto& sum : y) sum = Ops::zero_float();
     for (const int64_t end = g + shape.in_part; g < end; g++) {
       const uint8_t* scales = p + to_scales;
       if constexpr (B > 1) ahead.fetch();
-      if (M * B == 1 && any_fine[g]) {
-        const GroupParts<2> both{{coarse.part[0], fine.from(g, w.group)}, shape.groups, x.stride};
-        add_packed_group<C, ZERO, M>(shape, p, scales, both, y);
+      if (kOne && g == fine->index) {
+        const QuantizedPart own = x.from_row(x.fine, row).from(g, w.group);
+        const GroupParts<2> both{{coarse.part[0], own}, shape.groups, x.stride};
+        add_packed_group<C, ZERO, M>(shape, p, scales, both, y, &left);
+        fine++;
       } else {
-        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, coarse, y);
-        if (any_fine[g]) {
-          // Not `y` itself, which would then be in memory for all groups.
-          Ops::Float apart[B * M];
-          for (int m = 0; m < B * M; m++) apart[m] = y[m];
-          const GroupParts<1> left{{fine.from(g, w.group)}, shape.groups, x.stride};
-          add_fine_apart<C, ZERO, M, B>(shape, p, scales, left, apart);
-          for (int m = 0; m < B * M; m++) y[m] = apart[m];
-        }
+        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, coarse, y, nullptr);
       }
       coarse.part[0].values += columns;
       coarse.part[0].groups++;
@@ -198,7 +229,9 @@ void block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* a
       step = both_steps - step, to_scales = both_to_scales - to_scales;
     }
     sums.close(y);
+    if constexpr (kOne) sums.join(part, &left);
   }
+  if constexpr (!kOne) add_fine_groups<C, ZERO, M, B>(w, shape, x, fine, row, block, sums);
   for (int b = 0; b < B; b++) {
     for (int m = 0; m < rows; m++) {
       finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);

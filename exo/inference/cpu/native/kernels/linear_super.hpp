@@ -9,7 +9,7 @@
 //   y[n] = fma(factor[n] * x_scale, offset[n], y[n])
 // and elsewhere, the codes being the scales' and values standing for q - zero,
 //   y[n] = fma(d[n] * x_scale, total[n] - zero * offset[n], y[n])
-// The same again from what is left over, where a unit is fine in some row of the tile.
+// The same again from what is left over of those units that are fine in some row of the tile.
 #pragma once
 
 #include "linear_blocks.hpp"
@@ -225,6 +225,14 @@ struct SuperActivations {
         x(part.supers + row * (rows.cols / kSuperCols) + super),
         stride(rows.stride),
         supers(rows.cols / kSuperCols) {}
+
+  // The same of row `first` and those `distance` from one to the next.
+  EXO_INLINE SuperActivations of_rows(int first, int distance) const {
+    SuperActivations some = *this;
+    some.values += first * stride, some.stride *= distance;
+    some.x += first * supers, some.supers *= distance;
+    return some;
+  }
 };
 
 // Adds unit `u` of B blocks, `apart` bytes from one to the next, from the packed weights at `p` to
@@ -263,21 +271,32 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
   }
 }
 
-// Units that have a fine part: those of several rows are apart from the loop over the others, which
-// they would slow.
-template <Coding C, int M, int B>
-__attribute__((noinline)) void add_fine_unit(const uint8_t* p, const SuperHeader<C>& header,
-                                             int64_t apart, int u, const SuperActivations& fine,
-                                             Ops::Int* total) {
-  add_packed_unit<C, M, 1, B>(p, header, apart, u, {&fine}, {total});
+// The same of R rows of a tile, `first` and those `distance` from one to the next; of `rows` totals
+// a block has.
+template <Coding C, int R, int B>
+EXO_INLINE void add_packed_rows(const uint8_t* p, const SuperHeader<C>& header, int64_t apart,
+                                int u, const SuperActivations& x, int first, int distance,
+                                Ops::Int* total, int rows) {
+  const SuperActivations some = x.of_rows(first, distance);
+  total += first;
+  Ops::Int own[B * R];
+  for (int b = 0; b < B; b++) {
+    for (int r = 0; r < R; r++) own[b * R + r] = total[b * rows + r * distance];
+  }
+  add_packed_unit<C, R, 1, B>(p, header, apart, u, {&some}, {own});
+  for (int b = 0; b < B; b++) {
+    for (int r = 0; r < R; r++) total[b * rows + r * distance] = own[b * R + r];
+  }
 }
 
 // B blocks for `rows` rows, up to M: see block_from_packed.
 template <Coding C, int M, int B = 1>
-void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
+void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const FineGroup* fine,
                              int64_t row, int64_t rows, int64_t block, float* out, int64_t stride,
                              Ahead ahead) {
   using T = SuperTraits<C>;
+  constexpr int kUnits = QuantizedSuper::kUnits;
+  constexpr bool kOne = M * B == 1;  // whose weights are decoded once for both parts
   constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
   alignas(64) uint8_t pairs[64 * T::kPairs];
   const uint8_t* p = w.block(block);
@@ -286,22 +305,33 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
   for (int64_t s = 0; s < supers; s++, sums.next()) {
     if constexpr (B == 1) prefetch<M, kSuperHeader / 64>(p);
     const SuperHeader<C> header(p);
-    const SuperActivations coarse(x, x.coarse, row, s), fine(x, x.fine, row, s);
-    // Two arrays: that of the fine part is in memory.
-    Ops::Int total[B * M], of_fine[B * M];
+    const SuperActivations coarse(x, x.coarse, row, s), left(x, x.fine, row, s);
+    Ops::Int total[B * M], of_left[B * M];
     for (auto& sum : total) sum = Ops::zero_int();
-    for (auto& sum : of_fine) sum = Ops::zero_int();
+    for (auto& sum : of_left) sum = Ops::zero_int();
     p += kSuperHeader;
-    uint8_t some_fine = 0;
-    for (int u = 0; u < QuantizedSuper::kUnits; u++, p += 64 * C.bits) {
-      const uint8_t is_fine = *any_fine++;
+    const uint8_t* units = p;
+    const int64_t end = (s + 1) * kUnits;
+    const bool some_fine = fine->index < end;
+    for (int u = 0; u < kUnits; u++, p += 64 * C.bits) {
       if constexpr (B > 1) ahead.fetch();
-      some_fine = some_fine | is_fine;
-      if (M * B == 1 && is_fine) {
-        add_packed_unit<C, M, 2, B>(p, header, apart, u, {&coarse, &fine}, {total, of_fine});
+      if (kOne && s * kUnits + u == fine->index) {
+        add_packed_unit<C, M, 2, B>(p, header, apart, u, {&coarse, &left}, {total, of_left});
+        fine++;
       } else {
         add_packed_unit<C, M, 1, B>(p, header, apart, u, {&coarse}, {total});
-        if (is_fine) add_fine_unit<C, M, B>(p, header, apart, u, fine, of_fine);
+      }
+    }
+    for (; !kOne && fine->index < end; fine++) {
+      const int u = fine->index % kUnits;
+      const uint8_t* unit = units + 64 * C.bits * u;
+      if (M > 2 && fine->rows == 1) {
+        add_packed_rows<C, 1, B>(unit, header, apart, u, left, fine->first, 1, of_left, M);
+      } else if (M > 2 && fine->rows == 2) {
+        add_packed_rows<C, 2, B>(unit, header, apart, u, left, fine->first, fine->apart, of_left,
+                                 M);
+      } else {
+        add_packed_unit<C, M, 1, B>(unit, header, apart, u, {&left}, {of_left});
       }
     }
     Ops::Float* y = sums.now();
@@ -316,7 +346,7 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const uint
                                                             d, factor, pairs, kOffsets, begins);
                               };
       finish(total, coarse, sums.begins());
-      if (some_fine) finish(of_fine, fine, false);
+      if (some_fine) finish(of_left, left, false);
     }
   }
   for (int b = 0; b < B; b++) {

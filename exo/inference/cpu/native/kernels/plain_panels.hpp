@@ -40,40 +40,43 @@ struct PanelStep {
   int32_t less[TIMES != 0 ? R : 1];
 };
 
-// What a tile of rows adds up, the parts of its sums one after the other: the coarse part of each
-// group, then its fine part where it has one. A list, so that all blocks meet the same few branches
-// in the same order, and read what they need of all rows side by side.
+// What a tile of rows adds up, the parts of its sums one after the other: of each all groups, then
+// what is left over of those that are fine. A list, so that all blocks read what they need of all
+// rows side by side.
 template <int R, bool SUMS, int TIMES>
 struct PanelSteps {
   using Step = PanelStep<R, SUMS, TIMES>;
   Step* steps;
-  int64_t stride;  // of values
-  int64_t ends[kMostParts];
+  int64_t stride;                // of values
+  int64_t ends[2 * kMostParts];  // of a part's groups, and of what is left over
 
   static size_t bytes(const Matrix& w) {
     return static_cast<size_t>(2 * w.groups()) * sizeof(Step);
   }
 
   __attribute__((noinline)) PanelSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x,
-                                       int64_t row, const uint8_t* any_fine)
+                                       int64_t row, const FineGroup* fine)
       : steps(reinterpret_cast<Step*>(memory)), stride(x.stride) {
     const int64_t groups = w.groups(), in_part = groups / w.parts, columns = w.group;
-    const QuantizedPart parts[2] = {x.from_row(x.coarse, row), x.from_row(x.fine, row)};
+    const QuantizedPart coarse = x.from_row(x.coarse, row), left = x.from_row(x.fine, row);
     Step* step = steps;
-    for (int64_t g = 0, part = 0; part < w.parts; part++) {
-      for (const int64_t end = g + in_part; g < end; g++) {
-        for (int n = 0; n < (any_fine[g] ? 2 : 1); n++, step++) {
-          step->values = parts[n].values + g * columns;
-          step->group = g;
-          const QuantizedGroup* of = parts[n].groups + g;
-          for (int m = 0; m < R; m++, of += groups) {
-            step->scale[m] = of->scale;
-            if constexpr (SUMS) step->sum[m] = of->sum;
-            if constexpr (TIMES != 0) step->less[m] = TIMES * of->less;
-          }
-        }
+    const auto add = [&](const QuantizedPart& part, int64_t g) {
+      step->values = part.values + g * columns;
+      step->group = g;
+      const QuantizedGroup* of = part.groups + g;
+      for (int m = 0; m < R; m++, of += groups) {
+        step->scale[m] = of->scale;
+        if constexpr (SUMS) step->sum[m] = of->sum;
+        if constexpr (TIMES != 0) step->less[m] = TIMES * of->less;
       }
-      ends[part] = step - steps;
+      step++;
+    };
+    for (int64_t g = 0, part = 0; part < w.parts; part++) {
+      const int64_t end = g + in_part;
+      for (; g < end; g++) add(coarse, g);
+      ends[2 * part] = step - steps;
+      for (; fine->index < end; fine++) add(left, fine->index);
+      ends[2 * part + 1] = step - steps;
     }
   }
 };
@@ -125,16 +128,18 @@ template <int BITS, int ZERO, int M, int B, int UNITS, typename Steps>
 EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                           PartSums<B * M>& sums) {
   const typename Steps::Step* step = todo.steps;
-  const int parts = w.parts, units = w.group / kUnitCols;
+  const int halves = 2 * w.parts, units = w.group / kUnitCols;
   const int64_t stride = todo.stride;
-  for (int part = 0; part < parts; part++) {
+  for (int half = 0; half < halves; half++) {
+    const auto* end = todo.steps + todo.ends[half];
+    if (step == end) continue;
     Ops::Float y[B * M];
     for (auto& sum : y) sum = Ops::zero_float();
-    for (const auto* end = todo.steps + todo.ends[part]; step < end; step++) {
+    for (; step < end; step++) {
       ahead.fetch();
       add_panel_group<BITS, ZERO, M, B, UNITS>(units, panel, *step, stride, y);
     }
-    sums.close(y);
+    half % 2 == 0 ? sums.close(y) : sums.join(half / 2, y);
   }
 }
 

@@ -84,19 +84,18 @@ struct SuperPanel {
   EXO_INLINE SuperScales<HALVES> scales_of(int b) const { return {scales.at + b * apart}; }
 };
 
-// Adds all units, or those whose byte in `units` is not 0, to M outputs of each of B blocks.
+// Adds all units, or those of super-block `super` that are fine, to M outputs of each of B blocks.
 template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B, bool ALL>
 __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const SuperActivations& x,
-                                         uint64_t units, Ahead ahead, Ops::Float* y, bool begins) {
+                                         const FineGroup* fine, int64_t super, Ahead ahead,
+                                         Ops::Float* y, bool begins) {
   Ops::Int total[B][M];
   for (auto& block : total) {
     for (auto& sum : block) sum = Ops::zero_int();
   }
-  for (int u = 0; ALL ? u < QuantizedSuper::kUnits : units != 0; u++) {
-    if constexpr (!ALL) {
-      u = __builtin_ctzll(units) / 8;
-      units &= units - 1;
-    }
+  constexpr int kUnits = QuantizedSuper::kUnits;
+  for (int u = 0; ALL ? u < kUnits : fine->index < (super + 1) * kUnits; u++, fine++) {
+    if constexpr (!ALL) u = fine->index % kUnits;
     ahead.fetch();
     const int8_t* values = x.values + kUnitCols * u;
     Ops::Int codes[B][HALVES];
@@ -129,30 +128,32 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
   }
 }
 
-// Adds one super-block, the coarse and the fine part, to a tile of M rows from `row` on.
+// Adds one super-block, the coarse and the fine part, to a tile of M rows from `row` on; the fine
+// groups of the next one are what it returns.
 template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B>
-void add_both_parts(const SuperPanel<HALVES>& panel, const QuantizedRows& x,
-                    const uint8_t* any_fine, int64_t row, int64_t super, Ahead ahead, Ops::Float* y,
-                    bool begins) {
-  uint64_t units;  // a byte of 0 or 1 each
-  __builtin_memcpy(&units, any_fine + super * QuantizedSuper::kUnits, sizeof units);
+const FineGroup* add_both_parts(const SuperPanel<HALVES>& panel, const QuantizedRows& x,
+                                const FineGroup* fine, int64_t row, int64_t super, Ahead ahead,
+                                Ops::Float* y, bool begins) {
   const SuperActivations coarse(x, x.coarse, row, super);
-  add_super<BITS, HALVES, OFFSETS, M, B, true>(panel, coarse, 0, ahead, y, begins);
-  if (units == 0) return;
-  const SuperActivations fine(x, x.fine, row, super);
-  add_super<BITS, HALVES, OFFSETS, M, B, false>(panel, fine, units, {}, y, false);
+  add_super<BITS, HALVES, OFFSETS, M, B, true>(panel, coarse, fine, super, ahead, y, begins);
+  const int64_t end = (super + 1) * QuantizedSuper::kUnits;
+  if (fine->index >= end) return fine;
+  const SuperActivations left(x, x.fine, row, super);
+  add_super<BITS, HALVES, OFFSETS, M, B, false>(panel, left, fine, super, {}, y, false);
+  while (fine->index < end) fine++;
+  return fine;
 }
 
 template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B>
 void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
-                            const uint8_t* any_fine, Ahead ahead, int64_t row, int64_t rows,
+                            const FineGroup* fine, Ahead ahead, int64_t row, int64_t rows,
                             int64_t block, float* out, int64_t stride) {
   const int64_t supers = w.cols / kSuperCols;
   PartSums<B * M> sums(w.parts, supers);
   SuperPanel<HALVES> at{panel.slabs, {reinterpret_cast<uint8_t*>(panel.scales)}, panel.apart};
   for (int64_t s = 0; s < supers; s++, sums.next()) {
-    add_both_parts<BITS, HALVES, OFFSETS, M, B>(at, x, any_fine, row, s, ahead, sums.now(),
-                                                sums.begins());
+    fine = add_both_parts<BITS, HALVES, OFFSETS, M, B>(at, x, fine, row, s, ahead, sums.now(),
+                                                       sums.begins());
     ahead.at += QuantizedSuper::kUnits * ahead.lines * 64;
     at.slabs += kSuperCols * kBlockRows;
     at.scales.at += SuperScales<HALVES>::kBytes;
@@ -167,8 +168,8 @@ void super_block_from_panel(const Matrix& w, const Panel& panel, const Quantized
 template <Coding C>
 struct AddParts {
   static constexpr int kHalves = SuperTraits<C>::kHalves;
-  using Tile = void (*)(const SuperPanel<kHalves>&, const QuantizedRows&, const uint8_t*, int64_t,
-                        int64_t, Ahead, Ops::Float*, bool);
+  using Tile = const FineGroup* (*)(const SuperPanel<kHalves>&, const QuantizedRows&,
+                                    const FineGroup*, int64_t, int64_t, Ahead, Ops::Float*, bool);
   template <int M>
   static constexpr Tile of_rows() {
     if constexpr (M <= Ops::kMaxRows) {
@@ -183,15 +184,17 @@ struct AddParts {
 // One block for a few tiles of rows, each super-block decoded once for them: up to kFewRows rows.
 inline constexpr int64_t kFewRows = 32;
 template <Coding C>
-void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t* any_fine,
+void super_block_for_few(const Matrix& w, const QuantizedRows& x, const FineGroup* fine,
                          int64_t first, int64_t rows, int64_t block, float* out, int64_t stride) {
   constexpr int kHalves = SuperTraits<C>::kHalves, kRows = Ops::kMaxRows;
   alignas(64) uint8_t slabs[kSuperCols * kBlockRows];
   alignas(64) uint8_t memory[SuperScales<kHalves>::kBytes];
-  const int64_t supers = w.cols / kSuperCols, flags = w.cols / kUnitCols;
+  const int64_t supers = w.cols / kSuperCols, listed = w.cols / kUnitCols + 1;
   const int64_t tiles = (rows + kRows - 1) / kRows;
   Ops::Float parts[kFewRows / kRows][kMostParts][kRows];
+  const FineGroup* left[kFewRows / kRows];
   for (int64_t t = 0; t < tiles; t++) {
+    left[t] = fine + t * listed;
     for (int i = 0; i < w.parts; i++) {
       for (auto& sum : parts[t][i]) sum = Ops::zero_float();
     }
@@ -205,10 +208,8 @@ void super_block_for_few(const Matrix& w, const QuantizedRows& x, const uint8_t*
     Ahead ahead{p, C.bits + 1};
     const int64_t part = s * w.parts / supers;
     for (int64_t t = 0; t < tiles; t++, ahead = {}) {
-      const uint8_t* fine = any_fine + t * flags;
-      const int64_t row = first + t * kRows;
-      AddParts<C>::kTiles[size_of(t)]({slabs, {memory}}, x, fine, row, s, ahead, parts[t][part],
-                                      false);
+      left[t] = AddParts<C>::kTiles[size_of(t)]({slabs, {memory}}, x, left[t], first + t * kRows, s,
+                                                ahead, parts[t][part], false);
     }
   }
   for (int64_t t = 0; t < tiles; t++) {

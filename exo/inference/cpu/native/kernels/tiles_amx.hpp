@@ -94,11 +94,21 @@ void tile_from_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahe
   };
   multiply(0);
   PartSums<16> parts(w.parts, w.parts);
-  const int64_t count = todo.ends[w.parts - 1];
-  for (int64_t i = 0, part = 0; i < count; i++) {
-    if (i == todo.ends[part]) {
+  int half = 0;  // of a part: its groups, or what is left over
+  const auto close = [&]() __attribute__((always_inline)) {
+    if (half % 2 == 0) {
       parts.close(y);
-      part++;
+    } else {
+      parts.join(half / 2, y);
+#pragma GCC unroll 16
+      for (int m = 0; m < 16; m++) y[m] = Ops::zero_float();
+    }
+  };
+  const int64_t count = todo.ends[2 * w.parts - 1];
+  for (int64_t i = 0; i < count; i++) {
+    if (i == todo.ends[half]) {
+      close();
+      half += todo.ends[half + 1] == i ? 2 : 1;  // nothing is fine
     }
     ahead.fetch();
     if (i + 1 < count) multiply(i + 1);
@@ -117,7 +127,7 @@ void tile_from_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahe
       }
     }
   }
-  parts.close(y);
+  close();
   for (int m = 0; m < rows; m++) finish(w, block, parts.total(m), out + (row + m) * stride);
 }
 
@@ -138,19 +148,19 @@ struct SuperTileSteps {
   }
 
   SuperTileSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row,
-                 int64_t rows, const uint8_t* any_fine)
+                 int64_t rows, const FineGroup* fine)
       : count(0), rows(rows), supers(x.cols / kSuperCols), stride(x.stride) {
     multiples = reinterpret_cast<int32_t*>(memory);
     steps = reinterpret_cast<Step*>(multiples + 2 * w.groups() * 16);
-    for (int64_t s = 0; s < supers; s++, any_fine += QuantizedSuper::kUnits) {
-      for (const QuantizedPart* part : {&x.coarse, &x.fine}) {
-        const SuperActivations of(x, *part, row, s);
-        const int64_t before = count;
-        for (int u = 0; u < QuantizedSuper::kUnits; u++) {
-          if (part == &x.coarse || any_fine[u]) add(w, of, s, u);
-        }
-        if (count > before) steps[count - 1].ended = of.x;
+    for (int64_t s = 0; s < supers; s++) {
+      const SuperActivations coarse(x, x.coarse, row, s), left(x, x.fine, row, s);
+      for (int u = 0; u < QuantizedSuper::kUnits; u++) add(w, coarse, s, u);
+      steps[count - 1].ended = coarse.x;
+      const int64_t before = count;
+      for (; fine->index < (s + 1) * QuantizedSuper::kUnits; fine++) {
+        add(w, left, s, fine->index % QuantizedSuper::kUnits);
       }
+      if (count > before) steps[count - 1].ended = left.x;
     }
   }
 
