@@ -45,9 +45,12 @@ def affine(
 
 
 def activations(rows: int, cols: int) -> npt.NDArray[np.float32]:
-    """Normal, with some that dwarf their group, a row of zeros, and tiny ones."""
-    x = np.random.default_rng(rows).standard_normal((rows, cols)).astype(np.float32)
+    """Normal, with some that dwarf their group in all rows and others in a few, as channels and
+    tokens of real models do; a row of zeros, and tiny ones."""
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, cols)).astype(np.float32)
     x[:, 5] *= 80
+    x[rng.random(x.shape) < 0.003] *= 60
     x[0, 40] = -1000
     if rows > 2:
         x[1] = 0
