@@ -79,7 +79,7 @@ void Model::predict_streams(const AltUp& up) {
   route_streams(up);
   each_row(rows_, [&](int64_t i) {
     const float* routed = router_out_.data() + i * count;
-    thread_local std::vector<float> before;
+    thread_local Lines<float> before;
     grow(before, count * hidden);
     for (int64_t s = 0; s < count; s++) {
       std::memcpy(before.data() + s * hidden, stream(s, i), at_least(hidden) * sizeof(float));

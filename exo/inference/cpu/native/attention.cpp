@@ -136,7 +136,7 @@ void Model::attend(const Layer& layer, int index) {
     Partial merged[kMaxRows], found[kMaxRows];
     const KVView kv = cache_->view(pages_[row_[at_least(task.row)].slice], index, task.head);
     const int at_once = std::max(1, kMaxRows / per_kv);
-    thread_local std::vector<float> sums, other;
+    thread_local Lines<float> sums, other;
     for (int64_t t0 = 0; t0 < task.count; t0 += at_once) {
       const int64_t tokens = std::min<int64_t>(at_once, task.count - t0);
       const int rows = static_cast<int>(tokens) * per_kv;

@@ -36,7 +36,7 @@ void Model::latent_attention(const Layer& layer, int index) {
   }
 
   // Each head's part through a matrix of its own.
-  const auto through = [&](const std::vector<MatrixPtr>& matrices, std::vector<float>& out) {
+  const auto through = [&](const std::vector<MatrixPtr>& matrices, Lines<float>& out) {
     const int64_t width = matrices.front()->rows;
     each_row(rows_ * heads, [&](int64_t i) { by_head_.quantize(i, 1); });
     grow(out, rows_ * heads * width);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "lines.hpp"
 
 namespace exo {
 
@@ -30,9 +31,9 @@ class Activations {
 
  private:
   struct Part {
-    std::vector<int8_t> values;
-    std::vector<QuantizedGroup> groups;
-    std::vector<QuantizedSuper> supers;  // instead
+    Lines<int8_t> values;
+    Lines<QuantizedGroup> groups;
+    Lines<QuantizedSuper> supers;  // instead
   };
   struct Quantized {
     int group;
@@ -44,7 +45,7 @@ class Activations {
 
   int64_t rows_ = 0, cols_ = 0;
   bool reads_floats_ = false;
-  std::vector<float> values_;
+  Lines<float> values_;
   std::vector<Quantized> quantized_;
 };
 

@@ -297,16 +297,16 @@ class Model {
   int64_t rows_ = 0;
   std::vector<Slice> const* slices_ = nullptr;
   std::vector<Row> row_;
-  std::vector<uint8_t* const*> pages_;         // of each slice
-  std::vector<float*> state_;                  // of each slice
-  std::vector<std::vector<float>> cos_, sin_;  // of each rope: [rows, pairs]
-  std::vector<float> x_, before_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_,
+  std::vector<uint8_t* const*> pages_;   // of each slice
+  std::vector<float*> state_;            // of each slice
+  std::vector<Lines<float>> cos_, sin_;  // of each rope: [rows, pairs]
+  Lines<float> x_, before_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_,
       shared_out_;
-  std::vector<float> in_, window_, convolved_, z_;
+  Lines<float> in_, window_, convolved_, z_;
   std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;
-  std::vector<float> token_inputs_;  // [rows, layers * dim]
-  std::vector<float> streams_;       // [streams, rows, hidden]
+  Lines<float> token_inputs_;  // [rows, layers * dim]
+  Lines<float> streams_;       // [streams, rows, hidden]
   Activations normed_, attended_, gated_, gathered_, shared_, by_head_, routed_, for_experts_;
 };
 

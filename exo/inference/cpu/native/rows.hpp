@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
+#include "lines.hpp"
 #include "thread_pool.hpp"
 
 namespace exo {
@@ -28,7 +28,7 @@ void each_row(int64_t rows, const Work& work) {
 inline size_t at_least(int64_t count) { return static_cast<size_t>(count); }
 
 // Vectors only grow: a step's buffers are those of the largest step so far.
-inline void grow(std::vector<float>& v, int64_t count) {
+inline void grow(Lines<float>& v, int64_t count) {
   if (v.size() < at_least(count)) v.resize(at_least(count));
 }
 

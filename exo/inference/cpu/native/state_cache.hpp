@@ -6,7 +6,8 @@
 #include <map>
 #include <string>
 #include <unordered_map>
-#include <vector>
+
+#include "lines.hpp"
 
 namespace exo {
 
@@ -29,7 +30,7 @@ class StateCache {
   int64_t used_bytes() const { return states_ * state_bytes(); }
 
  private:
-  using State = std::vector<float>;
+  using State = Lines<float>;
   struct Held {
     State now;
     int64_t tokens = 0;
