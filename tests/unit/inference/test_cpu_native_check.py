@@ -16,7 +16,7 @@ CMAKE = Path(sys.executable).parent / "cmake"
 NINJA = Path(sys.executable).parent / "ninja"
 
 
-DIGEST = "f340387bc3786e63"
+DIGEST = "eae704646bfdfc7e"
 """Of all that kernel_check computes, on any instruction set of any processor. It changes with the
 arithmetic of the kernels, and with what kernel_check asks of them, on all of them alike."""
 

@@ -149,7 +149,12 @@ extern const bool kWeightsPassBy;
 extern const bool kHasBfloat16Dots;
 
 // One token for some rows of a recurrent state: state = decay * state + change (outer) key, and
-// out = state query.
+// out = state query. The state is float32 in blocks of kStateLanes rows: [keys][kStateLanes], so
+// that a row's sums stay in one lane. The last block's rows that do not exist are zeros.
+inline constexpr int kStateLanes = 16;
+inline constexpr int64_t state_floats(int64_t rows, int64_t keys) {
+  return (rows + kStateLanes - 1) / kStateLanes * kStateLanes * keys;
+}
 struct StateStep {
   const float *key, *query;  // [keys]
   const float* value;        // [rows]
@@ -213,7 +218,7 @@ struct KernelTable {
   // null bias being none; through SiLU where `silu`.
   void (*convolve)(const float* x, int64_t stride, const float* weights, const float* bias,
                    int64_t channels, int taps, bool silu, float* out);
-  // Tokens one after the other through `state`, float32 [rows, keys], keys a multiple of 16.
+  // Tokens one after the other through `state`, keys a multiple of 4.
   // change = rate * value, or by the delta rule rate * (value - decay * state key).
   void (*recur)(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows,
                 bool delta);

@@ -12,7 +12,8 @@ namespace exo {
 
 namespace {
 
-constexpr int kStateRows = 32;  // of a head's state: one task, and small enough for a first cache
+// Of a head's state: one task, and small enough for a first cache.
+constexpr int kStateRows = 2 * kStateLanes;
 
 }  // namespace
 
@@ -201,7 +202,7 @@ void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices,
       step.value += row;
       step.out += row;
     }
-    float* matrix = state_[at_least(s)] + matrices + (head * values + row) * keys;
+    float* matrix = state_[at_least(s)] + matrices + head * state_floats(values, keys) + row * keys;
     k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, delta);
   };
   thread_pool().run(slices * heads * parts, run);

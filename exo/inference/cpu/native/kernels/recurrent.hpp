@@ -1,6 +1,8 @@
 // Layers whose memory of what was before is a state of fixed size.
 #pragma once
 
+#include <type_traits>
+
 #include "elementwise.hpp"
 
 namespace exo::EXO_ISA {
@@ -37,49 +39,76 @@ inline void convolve(const float* x, int64_t stride, const float* weights, const
   convolve_all<false>(x, stride, weights, bias, channels, taps, out);
 }
 
-// R rows of the state through one token. `step` is a copy: stores to the state might change
-// another.
-template <int R, bool DELTA>
-EXO_INLINE void recur_rows(float* state, StateStep step, int keys, int64_t row) {
-  float change[R];
+// A row's sums over the keys are four, each of every fourth key.
+inline constexpr int kKeySums = 4;
+static_assert(kStateLanes == kLanes);
+
+// B blocks of 16 rows (kernels.hpp), of which `rows` exist, through one token. `step` is a copy:
+// stores to the state might change another.
+template <int B, bool DELTA>
+EXO_INLINE void recur_blocks(float* state, StateStep step, int keys, int64_t rows) {
+  const int64_t apart = int64_t{keys} * kLanes;
+  float values[B * kLanes] = {};
+  __builtin_memcpy(values, step.value, static_cast<size_t>(rows) * sizeof(float));
+  const auto joined = [](const VecF* sums) __attribute__((always_inline)) {
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  };
+  VecF change[B][kVecs], sums[B][kVecs][kKeySums] = {};
   if constexpr (DELTA) {
-    VecF recalled[R][kVecs] = {};
-    for (int i = 0; i < keys; i += kLanes) {
-      for (int v = 0; v < kVecs; v++) {
-        const VecF key = load(step.key + i + v * W);
-        for (int r = 0; r < R; r++) {
-          recalled[r][v] = fma(load(state + (row + r) * keys + i + v * W), key, recalled[r][v]);
+    const float* place = state;
+    for (int i = 0; i < keys; i += kKeySums) {
+      for (int s = 0; s < kKeySums; s++, place += kLanes) {
+        const VecF key = splat(step.key[i + s]);
+        for (int b = 0; b < B; b++) {
+          for (int v = 0; v < kVecs; v++) {
+            sums[b][v][s] = fma(load(place + b * apart + v * W), key, sums[b][v][s]);
+          }
         }
       }
     }
-    for (int r = 0; r < R; r++) {
-      change[r] = step.rate * fma(-step.decay, reduce_add(recalled[r]), step.value[row + r]);
-    }
-  } else {
-    for (int r = 0; r < R; r++) change[r] = step.rate * step.value[row + r];
   }
-  VecF sums[R][kVecs] = {};
-  for (int i = 0; i < keys; i += kLanes) {
+  for (int b = 0; b < B; b++) {
     for (int v = 0; v < kVecs; v++) {
-      const VecF key = load(step.key + i + v * W), query = load(step.query + i + v * W);
-      for (int r = 0; r < R; r++) {
-        float* place = state + (row + r) * keys + i + v * W;
-        const VecF now = fma(load(place), step.decay, change[r] * key);
-        store(place, now);
-        sums[r][v] = fma(now, query, sums[r][v]);
+      VecF value = load(values + b * kLanes + v * W);
+      if constexpr (DELTA) value = fma(joined(sums[b][v]), -step.decay, value);
+      change[b][v] = step.rate * value;
+      for (auto& sum : sums[b][v]) sum = VecF{};
+    }
+  }
+  for (int i = 0; i < keys; i += kKeySums) {
+    for (int s = 0; s < kKeySums; s++, state += kLanes) {
+      const VecF key = splat(step.key[i + s]), query = splat(step.query[i + s]);
+      for (int b = 0; b < B; b++) {
+        for (int v = 0; v < kVecs; v++) {
+          float* place = state + b * apart + v * W;
+          const VecF now = fma(load(place), step.decay, change[b][v] * key);
+          store(place, now);
+          sums[b][v][s] = fma(now, query, sums[b][v][s]);
+        }
       }
     }
   }
-  for (int r = 0; r < R; r++) step.out[row + r] = reduce_add(sums[r]);
+  for (int b = 0; b < B; b++) {
+    for (int v = 0; v < kVecs; v++) store(values + b * kLanes + v * W, joined(sums[b][v]));
+  }
+  __builtin_memcpy(step.out, values, static_cast<size_t>(rows) * sizeof(float));
 }
 
 template <bool DELTA>
 void recur_all(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows) {
-  constexpr int kMany = kVecs == 1 ? 8 : 4;  // whose sums hide the latency of an addition
+  constexpr int kBlocks = kVecs == 1 ? 2 : 1;  // what registers hold of sums
   for (int64_t t = 0; t < tokens; t++) {
-    int64_t row = 0;
-    for (; row + kMany <= rows; row += kMany) recur_rows<kMany, DELTA>(state, steps[t], keys, row);
-    for (; row < rows; row++) recur_rows<1, DELTA>(state, steps[t], keys, row);
+    StateStep step = steps[t];
+    float* blocks = state;
+    int64_t left = rows;
+    const auto pass = [&](auto count) __attribute__((always_inline)) {
+      constexpr int64_t kRows = count.value * kLanes;
+      recur_blocks<count.value, DELTA>(blocks, step, keys, left < kRows ? left : kRows);
+      blocks += kRows * keys;
+      step.value += kRows, step.out += kRows, left -= kRows;
+    };
+    while (left > (kBlocks - 1) * kLanes) pass(std::integral_constant<int, kBlocks>{});
+    while (left > 0) pass(std::integral_constant<int, 1>{});
   }
 }
 
