@@ -89,9 +89,9 @@ struct Ops {
     return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  // Decoding again for each tile of pairs costs less than to keep what was decoded, but of these.
+  // Decoding again for each tile of pairs costs less than to keep what was decoded, but of Q3_K and
+  // Q6_K.
   static constexpr RowLimits row_limits(Coding coding, bool is_super) {
-    if (coding.table == Table::kE2m1) return {kAllRows, 17};
     return {kAllRows, is_super && (coding.bits == 3 || coding.bits == 6) ? 28 : kAllRows};
   }
 
