@@ -15,13 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from exo.errors import CacheMiss
 from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
-from exo.inference.engine import (
-    InferenceEngine,
-    OnProgress,
-    cache_miss,
-)
+from exo.inference.engine import InferenceEngine, OnProgress
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.host_linear import (
     dense_bytes,
@@ -29,7 +24,8 @@ from exo.inference.mlx.host_linear import (
     move_to_host,
     move_to_host_when_called,
 )
-from exo.inference.mlx.together import Company, Together, works
+from exo.inference.mlx.sequences import ShardSequences
+from exo.inference.mlx.together import Together, works
 from exo.models.description import (
     ModelDescription,
     describe_checkpoint,
@@ -66,23 +62,8 @@ class _Loaded:
     model: CutModel
     shards: set[Shard] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
-    cache_pages: dict[Shard, int] = field(default_factory=dict)
-    """So many pages of the KV cache memory has room for."""
-    page_bytes: dict[Shard, int] = field(default_factory=dict)
-    state_bytes: dict[Shard, int] = field(default_factory=dict)
-    """Of what cannot be cut back of a sequence, as far as it has been seen."""
-    together: dict[Shard, Together] = field(default_factory=dict)
-    """Sequences that decode in one forward pass. Shards that are not here take one at a time."""
-
-
-@dataclass
-class _SequenceCache:
-    """`caches` are None while they are beside others' in the shard's `together`. `kept`: what
-    cannot be cut back, after so many tokens."""
-
-    caches: list[Any] | None
-    length: int = 0
-    kept: dict[int, list[Any]] = field(default_factory=dict)
+    sequences: dict[Shard, ShardSequences] = field(default_factory=dict)
+    """Of the shards that compute; others only stand by."""
 
 
 class MLXEngine(InferenceEngine):
@@ -100,7 +81,6 @@ class MLXEngine(InferenceEngine):
         self._packed_linears = packed_linears
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._loaded: dict[str, _Loaded] = {}
-        self._sequences: dict[tuple[Shard, str], _SequenceCache] = {}
         self._final: list[tuple[slice, mx.array]] = []
         """Of the step computed last: rows of the slices that pool, and their final states."""
 
@@ -138,12 +118,13 @@ class MLXEngine(InferenceEngine):
         try:
             self._read_layers(loaded.model, missing, on_progress)
             page_bytes = self._page_bytes(shard, loaded.model)
-            loaded.page_bytes[shard] = page_bytes
             on_host = self._on_cpu or mx.metal.is_available()
-            loaded.cache_pages[shard] = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
+            pages = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
+            together = None
             if works(loaded.model, shard.start_layer, shard.end_layer):
                 used = loaded.model.used_leaves(shard.start_layer, shard.end_layer)
-                loaded.together[shard] = Together(used)
+                together = Together(used)
+            loaded.sequences[shard] = ShardSequences(loaded.model, together, pages, page_bytes)
         except BaseException:
             self.unload_shard(shard)
             raise
@@ -234,9 +215,7 @@ class MLXEngine(InferenceEngine):
         if loaded is None:
             return
         loaded.shards.discard(shard)
-        loaded.together.pop(shard, None)
-        for key in [key for key in self._sequences if key[0] == shard]:
-            del self._sequences[key]
+        loaded.sequences.pop(shard, None)
         if not loaded.shards:
             del self._loaded[shard.model_id]
             mx.clear_cache()
@@ -255,11 +234,11 @@ class MLXEngine(InferenceEngine):
         parts = list(batch)
         self._final = []
         by_row, states = self._run_together(shard, batch.token_ids, parts, hidden_states)
-        model = self._loaded[shard.model_id].model
+        model, sequences = self._computing(shard)
         for part, rows in parts:
             if rows.start in by_row:
                 continue
-            caches = self._at_start(shard, part, model)
+            caches = sequences.at_start(part)
             output = model.forward(
                 shard.start_layer,
                 shard.end_layer,
@@ -269,7 +248,7 @@ class MLXEngine(InferenceEngine):
                 logits=part.logits,
                 want_states=part.pools,
             )
-            self._sequences[shard, part.sequence_id].length = part.end
+            sequences.advance(part.sequence_id, part.end)
             states += kv.arrays(caches)
             if part.pools and shard.is_last:
                 assert output is not None
@@ -279,7 +258,7 @@ class MLXEngine(InferenceEngine):
         outputs = [by_row[row] for row in sorted(by_row)]
         mx.eval(outputs, states, [final for _, final in self._final])
         for part in batch.slices:
-            self._remember(shard, part)
+            sequences.remember(part)
         if shard.is_last:
             if not outputs:
                 return np.zeros((0, 0), np.float32)
@@ -295,12 +274,12 @@ class MLXEngine(InferenceEngine):
     ) -> tuple[dict[int, mx.array], list[mx.array]]:
         """Sequences that decode in company: what comes out of each, by its row, and what to
         evaluate with it."""
-        model = self._loaded[shard.model_id].model
+        model, sequences = self._computing(shard)
         by_row: dict[int, mx.array] = {}
         states: list[mx.array] = []
-        row_of = {part.sequence_id: rows.start for part, rows in parts}
-        for company in self._companies(shard, parts):
-            chosen = [row_of[sequence_id] for sequence_id in company.ids]
+        of_id = {part.sequence_id: (part, rows.start) for part, rows in parts}
+        for company in sequences.companies(part for part, _ in parts):
+            chosen = [of_id[sequence_id][1] for sequence_id in company.ids]
             output = model.forward_together(
                 shard.start_layer,
                 shard.end_layer,
@@ -311,7 +290,7 @@ class MLXEngine(InferenceEngine):
             states += kv.arrays(company.caches)
             for index, sequence_id in enumerate(company.ids):
                 by_row[chosen[index]] = output[index : index + 1]
-                self._sequences[shard, sequence_id].length += 1
+                sequences.advance(sequence_id, of_id[sequence_id][0].end)
         return by_row, states
 
     def measure_read_rate(self) -> float:
@@ -334,116 +313,27 @@ class MLXEngine(InferenceEngine):
             found[rows] = final
         return found
 
-    def _at_start(self, shard: Shard, part: Slice, model: CutModel) -> list[Any]:
-        """The sequence's own caches, truncated to the slice's start."""
-        key = (shard, part.sequence_id)
-        held = self._sequences.get(key)
-        if part.start == 0:
-            self._forget([key])
-            held = self._sequences[key] = _SequenceCache(model.new_caches())
-        elif held is None or held.length < part.start:
-            raise cache_miss(part, held.length if held else 0)
-        else:
-            self._cut_back(shard, part, held)
-        return self._own_caches(key)
-
-    def _own_caches(self, key: tuple[Shard, str]) -> list[Any]:
-        """A sequence's caches, no longer beside others'."""
-        shard, sequence_id = key
-        held = self._sequences[key]
-        if held.caches is None:
-            held.caches = self._loaded[shard.model_id].together[shard].take(sequence_id)
-        return held.caches
-
-    def _companies(self, shard: Shard, parts: list[tuple[Slice, slice]]) -> list[Company]:
-        """Who of a step decodes in one forward pass with whom. Whoever is in a company and has no
-        part in the step leaves it."""
-        together = self._loaded[shard.model_id].together.get(shard)
-        if together is None:
-            return []
-        decoding: dict[str, _SequenceCache] = {}
-        for part, _ in parts:
-            held = self._sequences.get((shard, part.sequence_id))
-            is_next = held is not None and held.length == part.start > 0
-            if held is not None and is_next and part.length == part.logits == 1:
-                decoding[part.sequence_id] = held
-        for sequence_id in together.in_company_with(decoding):
-            self._own_caches((shard, sequence_id))
-        lengths = {one: held.length for one, held in decoding.items()}
-        own = {one: held.caches for one, held in decoding.items() if held.caches is not None}
-        alone = together.arrange(lengths, own)
-        for one, held in decoding.items():
-            held.caches = alone.get(one)
-        return together.companies_of(lengths)
-
-    def _forget(self, keys: list[tuple[Shard, str]]) -> None:
-        for key in keys:
-            if (held := self._sequences.pop(key, None)) is not None and held.caches is None:
-                shard, sequence_id = key
-                self._loaded[shard.model_id].together[shard].drop(sequence_id)
-
-    def _remember(self, shard: Shard, part: Slice) -> None:
-        """Of a chunk of a prompt: how much of it cannot be cut back, and that where it is asked."""
-        held = self._sequences[shard, part.sequence_id]
-        if held.caches is None or not (part.keeps or part.length > 1):
-            return
-        sizes = self._loaded[shard.model_id].state_bytes
-        sizes[shard] = max(sizes.get(shard, 0), kv.state_bytes(held.caches))
-        if part.keeps:
-            held.kept[part.end] = kv.moment(held.caches)
-
-    def _cut_back(self, shard: Shard, part: Slice, held: _SequenceCache) -> None:
-        if held.length == part.start:
-            return
-        own = self._own_caches((shard, part.sequence_id))
-        held.kept = {length: kept for length, kept in held.kept.items() if length <= part.start}
-        if (kept := held.kept.get(part.start)) is not None:
-            kv.return_to(own, kept, held.length - part.start)
-        elif not kv.truncate(own, held.length - part.start):
-            raise CacheMiss(
-                f"sequence {part.sequence_id}: a cache of "
-                f"{self._loaded[shard.model_id].model.model_type} holds "
-                f"{held.length} tokens and cannot be cut back to {part.start}"
-            )
-        held.length = part.start
-
     def take_over(self, shard: Shard, part: Slice) -> None:
-        source = (shard, part.takes_over)
-        held = self._sequences.get(source)
-        if held is None or held.length < part.start:
-            raise cache_miss(part, held.length if held else 0)
-        own = self._own_caches(source)
-        if part.moves:
-            # A copy would be written to at once, and for a moment a long chat be there twice.
-            del self._sequences[source]
-            taken = held
-        else:
-            moment = {part.start: held.kept[part.start]} if part.start in held.kept else {}
-            taken = _SequenceCache(kv.copied(own), held.length, moment)
-        self._sequences[shard, part.sequence_id] = taken
-        self._cut_back(shard, part, taken)
-        taken.kept = {}  # what is kept of it is asked for anew
+        self._computing(shard)[1].take_over(part)
 
     def cache_room(self, shard: Shard) -> CacheRoom:
-        loaded = self._loaded[shard.model_id]
-        state_pages = -(-loaded.state_bytes.get(shard, 0) // loaded.page_bytes[shard])
-        held = sum(
-            -(-cache.length // PAGE_TOKENS) + (1 + len(cache.kept)) * state_pages
-            for key, cache in self._sequences.items()
-            if key[0] == shard
-        )
-        return CacheRoom(loaded.cache_pages[shard], held, is_paged=False, state_pages=state_pages)
+        return self._computing(shard)[1].room()
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
-        gone = set(sequence_ids)
-        self._forget([key for key in self._sequences if key[1] in gone])
-        if not self._sequences:
+        for loaded in self._loaded.values():
+            for sequences in loaded.sequences.values():
+                sequences.release(sequence_ids)
+        if self.sequence_count == 0:
             mx.clear_cache()
 
     @property
     def sequence_count(self) -> int:
-        """Sequences that still have a KV cache here."""
-        return len(self._sequences)
+        """Sequences that still have a KV cache here, each counted for every shard of it."""
+        return sum(map(len, (s for one in self._loaded.values() for s in one.sequences.values())))
+
+    def _computing(self, shard: Shard) -> tuple[CutModel, ShardSequences]:
+        loaded = self._loaded[shard.model_id]
+        return loaded.model, loaded.sequences[shard]
 
 
 def _to_mlx(rows: npt.NDArray[Any]) -> mx.array:

@@ -82,8 +82,8 @@ class Ring:
         self._engine.release_sequences([name])
 
     def companies(self) -> list[list[str]]:
-        loaded = self._engine._loaded["m"]
-        return [c.ids for c in loaded.together[self._shards[-1]]._companies]
+        together = self._engine._loaded["m"].sequences[self._shards[-1]]._together
+        return [c.ids for c in together._companies] if together else []
 
 
 async def ring(folder: Path, cuts: list[int]) -> Ring:
