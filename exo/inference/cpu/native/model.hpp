@@ -275,9 +275,13 @@ class Model {
   void delta_net(const Layer& layer, int64_t state);
   void short_convolution(const Layer& layer, int64_t state);
   void state_space(const Layer& layer, int64_t state);
-  // state_steps_ [heads, rows] through each slice's matrices [heads, values, keys] at `matrices`.
+  // state_steps_ [heads, rows] through each slice's states of `values` rows (kernels.hpp) a head,
+  // at `matrices`.
   void recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, bool delta);
-  // in_ [rows, channels] -> convolved_, with what came before each slice from its state.
+  // Where a convolution's rows [rows, channels] are to be written: behind what the only slice
+  // remembers, or where there are several, by themselves.
+  float* rows_to_convolve(const Convolution& convolution, int64_t channels);
+  // These -> convolved_, with what came before each slice from its state.
   void convolve(const Convolution& convolution, int64_t channels, bool silu, int64_t state);
   // x += norm(out attended_)
   void project_out(const Matrix& out, const Layer& layer);

@@ -17,11 +17,18 @@ constexpr int kStateRows = 2 * kStateLanes;
 
 }  // namespace
 
+float* Model::rows_to_convolve(const Convolution& convolution, int64_t channels) {
+  const int64_t before = convolution.taps - 1, slices = static_cast<int64_t>(slices_->size());
+  grow(window_, (rows_ + slices * before) * channels);
+  if (slices == 1) return window_.data() + before * channels;
+  grow(in_, rows_ * channels);
+  return in_.data();
+}
+
 void Model::convolve(const Convolution& convolution, int64_t channels, bool silu, int64_t state) {
   const KernelTable& k = kernels();
-  const int64_t before = convolution.taps - 1, slices = static_cast<int64_t>(slices_->size());
-  const size_t bytes = at_least(channels) * sizeof(float);
-  grow(window_, (rows_ + slices * before) * channels);
+  const int64_t before = convolution.taps - 1;
+  const size_t slices = slices_->size(), bytes = at_least(channels) * sizeof(float);
   grow(convolved_, rows_ * channels);
   const float* bias = convolution.bias.empty() ? nullptr : convolution.bias.data();
   // A slice's rows stand behind the last ones before it.
@@ -29,20 +36,22 @@ void Model::convolve(const Convolution& convolution, int64_t channels, bool silu
     return window_.data() + (row + static_cast<int64_t>(slice) * before) * channels;
   };
   int64_t first = 0;
-  for (size_t s = 0; s < slices_->size(); s++) {
+  for (size_t s = 0; s < slices; s++) {
     std::memcpy(window(s, first), state_[s] + state, bytes * at_least(before));
     first += (*slices_)[s].length;
   }
-  each_row(rows_, [&](int64_t i) {
-    const size_t slice = row_[at_least(i)].slice;
-    std::memcpy(window(slice, i + before), in_.data() + i * channels, bytes);
-  });
+  if (slices > 1) {
+    each_row(rows_, [&](int64_t i) {
+      const size_t slice = row_[at_least(i)].slice;
+      std::memcpy(window(slice, i + before), in_.data() + i * channels, bytes);
+    });
+  }
   each_row(rows_, [&](int64_t i) {
     k.convolve(window(row_[at_least(i)].slice, i), channels, convolution.weights.data(), bias,
                channels, convolution.taps, silu, convolved_.data() + i * channels);
   });
   first = 0;
-  for (size_t s = 0; s < slices_->size(); s++) {
+  for (size_t s = 0; s < slices; s++) {
     first += (*slices_)[s].length;
     std::memcpy(state_[s] + state, window(s, first), bytes * at_least(before));
   }
@@ -52,16 +61,15 @@ void Model::short_convolution(const Layer& layer, int64_t state) {
   const ShortConvolution& conv = *layer.short_convolution;
   const int64_t channels = conv.x->rows;
   norm_for_mixer(layer, {conv.b.get(), conv.c.get(), conv.x.get()});
-  grow(in_, rows_ * channels);
+  float* in = rows_to_convolve(conv.convolution, channels);
   grow(up_, rows_ * channels);
   grow(z_, rows_ * channels);
-  run_linear({{conv.x.get(), &normed_, 0, rows_, in_.data(), channels},
+  run_linear({{conv.x.get(), &normed_, 0, rows_, in, channels},
               {conv.b.get(), &normed_, 0, rows_, up_.data(), channels},
               {conv.c.get(), &normed_, 0, rows_, z_.data(), channels}},
              spec_.precise);
   each_row(rows_, [&](int64_t i) {
-    for (int64_t c = i * channels; c < (i + 1) * channels; c++)
-      in_[at_least(c)] *= up_[at_least(c)];
+    for (int64_t c = i * channels; c < (i + 1) * channels; c++) in[c] *= up_[at_least(c)];
   });
   convolve(conv.convolution, channels, false, state);
   attended_.resize(rows_, channels, groups_of({conv.out.get()}));
@@ -79,9 +87,9 @@ void Model::delta_net(const Layer& layer, int64_t state) {
   const int64_t heads = net.value_heads, values = net.value_dim, keys = net.key_dim;
   const int64_t key_width = net.key_heads * keys, width = heads * values, channels = net.qkv->rows;
   norm_for_mixer(layer, {net.qkv.get(), net.z.get(), net.a.get(), net.b.get()});
-  grow(in_, rows_ * channels);
+  float* in = rows_to_convolve(net.convolution, channels);
   grow(z_, rows_ * width);
-  run_linear({{net.qkv.get(), &normed_, 0, rows_, in_.data(), channels},
+  run_linear({{net.qkv.get(), &normed_, 0, rows_, in, channels},
               {net.z.get(), &normed_, 0, rows_, z_.data(), width}},
              spec_.precise);
   // A rounding of how fast a state fades adds up over all tokens.
@@ -138,9 +146,9 @@ void Model::state_space(const Layer& layer, int64_t state) {
   const int64_t heads = space.heads, values = space.head_dim, keys = space.state_dim;
   const int64_t width = heads * values, channels = space.xbc->rows;
   norm_for_mixer(layer, {space.xbc.get(), space.gate.get(), space.dt.get()});
-  grow(in_, rows_ * channels);
+  float* in = rows_to_convolve(space.convolution, channels);
   grow(z_, rows_ * width);
-  run_linear({{space.xbc.get(), &normed_, 0, rows_, in_.data(), channels},
+  run_linear({{space.xbc.get(), &normed_, 0, rows_, in, channels},
               {space.gate.get(), &normed_, 0, rows_, z_.data(), width}},
              spec_.precise);
   // A rounding of how fast a state fades adds up over all tokens.
