@@ -234,7 +234,7 @@ class MLXEngine(InferenceEngine):
         parts = list(batch)
         self._final = []
         by_row, states = self._run_together(shard, batch.token_ids, parts, hidden_states)
-        model, sequences = self._computing(shard)
+        model, sequences = self._loaded[shard.model_id].model, self._sequences_of(shard)
         for part, rows in parts:
             if rows.start in by_row:
                 continue
@@ -274,7 +274,7 @@ class MLXEngine(InferenceEngine):
     ) -> tuple[dict[int, mx.array], list[mx.array]]:
         """Sequences that decode in company: what comes out of each, by its row, and what to
         evaluate with it."""
-        model, sequences = self._computing(shard)
+        model, sequences = self._loaded[shard.model_id].model, self._sequences_of(shard)
         by_row: dict[int, mx.array] = {}
         states: list[mx.array] = []
         of_id = {part.sequence_id: (part, rows.start) for part, rows in parts}
@@ -314,10 +314,10 @@ class MLXEngine(InferenceEngine):
         return found
 
     def take_over(self, shard: Shard, part: Slice) -> None:
-        self._computing(shard)[1].take_over(part)
+        self._sequences_of(shard).take_over(part)
 
     def cache_room(self, shard: Shard) -> CacheRoom:
-        return self._computing(shard)[1].room()
+        return self._sequences_of(shard).room()
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         for loaded in self._loaded.values():
@@ -331,9 +331,8 @@ class MLXEngine(InferenceEngine):
         """Sequences that still have a KV cache here, each counted for every shard of it."""
         return sum(map(len, (s for one in self._loaded.values() for s in one.sequences.values())))
 
-    def _computing(self, shard: Shard) -> tuple[CutModel, ShardSequences]:
-        loaded = self._loaded[shard.model_id]
-        return loaded.model, loaded.sequences[shard]
+    def _sequences_of(self, shard: Shard) -> ShardSequences:
+        return self._loaded[shard.model_id].sequences[shard]
 
 
 def _to_mlx(rows: npt.NDArray[Any]) -> mx.array:

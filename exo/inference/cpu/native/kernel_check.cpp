@@ -275,7 +275,7 @@ void check_recurrent_kernels() {
   for (const bool delta : {false, true}) {
     const auto random = random_floats(rows * keys);
     std::vector<double> plain(random.begin(), random.end());
-    std::vector<float> state(static_cast<size_t>(state_floats(rows, keys)));
+    std::vector<float> state(static_cast<size_t>(state_size(rows, keys)));
     for (int r = 0; r < rows; r++) {
       for (int i = 0; i < keys; i++) {
         state[(r / kStateLanes * keys + i) * kStateLanes + r % kStateLanes] = random[r * keys + i];

@@ -148,13 +148,15 @@ extern const bool kWeightsPassBy;
 // Whether this processor has AVX512-BF16.
 extern const bool kHasBfloat16Dots;
 
-// One token for some rows of a recurrent state: state = decay * state + change (outer) key, and
-// out = state query. The state is float32 in blocks of kStateLanes rows: [keys][kStateLanes], so
-// that a row's sums stay in one lane. The last block's rows that do not exist are zeros.
+// A recurrent state: float32 in blocks of kStateLanes rows, [keys][kStateLanes], so that a row's
+// sums stay in one lane. The last block's rows that do not exist are zeros.
 inline constexpr int kStateLanes = 16;
-inline constexpr int64_t state_floats(int64_t rows, int64_t keys) {
+inline constexpr int64_t state_size(int64_t rows, int64_t keys) {
   return (rows + kStateLanes - 1) / kStateLanes * kStateLanes * keys;
 }
+
+// One token for some of its rows: state = decay * state + change (outer) key, and out = state
+// query.
 struct StateStep {
   const float *key, *query;  // [keys]
   const float* value;        // [rows]

@@ -14,12 +14,12 @@ int64_t Layer::state_floats() const {
   if (delta_net) {
     const DeltaNet& net = *delta_net;
     return (net.convolution.taps - 1) * net.qkv->rows +
-           net.value_heads * exo::state_floats(net.value_dim, net.key_dim);
+           net.value_heads * state_size(net.value_dim, net.key_dim);
   }
   if (state_space) {
     const StateSpace& space = *state_space;
     return (space.convolution.taps - 1) * space.xbc->rows +
-           space.heads * exo::state_floats(space.head_dim, space.state_dim);
+           space.heads * state_size(space.head_dim, space.state_dim);
   }
   if (short_convolution) {
     return (short_convolution->convolution.taps - 1) * short_convolution->x->rows;

@@ -210,7 +210,7 @@ void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices,
       step.value += row;
       step.out += row;
     }
-    float* matrix = state_[at_least(s)] + matrices + head * state_floats(values, keys) + row * keys;
+    float* matrix = state_[at_least(s)] + matrices + head * state_size(values, keys) + row * keys;
     k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, delta);
   };
   thread_pool().run(slices * heads * parts, run);

@@ -180,11 +180,11 @@ EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
 }
 
 // A group (of super-blocks a unit) that is fine in some row of a tile. Most often it is so in one
-// or two, for which alone it is then multiplied again: `first` and the one `apart` from it.
+// or two, for which alone it is then multiplied again: `first` and the one at `distance`.
 struct FineGroup {
   int32_t index;
   uint8_t rows;  // 1 or 2; 0: more
-  uint8_t first, apart;
+  uint8_t first, distance;
 };
 
 // Those of `rows` rows from `row` on, in order, and one past all groups; `list` has room for all
@@ -193,13 +193,13 @@ inline void list_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, 
   const int64_t groups = x.cols / x.flag_cols();
   const uint8_t* flags = x.is_fine + row * groups;
   for (int64_t g = 0; g < groups; g += 8) {
-    const size_t some = static_cast<size_t>(groups - g < 8 ? groups - g : 8);
     uint64_t found = 0;  // a byte a group, in it a bit for every eighth row
     for (int64_t m = 0; m < rows; m++) {
-      uint64_t eight = 0;
-      __builtin_memcpy(&eight, flags + m * groups + g, some);
+      uint64_t eight;  // past a row's end those of the next one (QuantizedRows)
+      __builtin_memcpy(&eight, flags + m * groups + g, sizeof eight);
       found |= eight << m % 8;
     }
+    if (groups - g < 8) found &= (uint64_t{1} << 8 * (groups - g)) - 1;
     while (found != 0) {
       const int byte = __builtin_ctzll(found) / 8;
       const unsigned in = found >> 8 * byte & 255, others = in & (in - 1);
@@ -208,12 +208,35 @@ inline void list_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, 
       if (rows <= 8 && (others & (others - 1)) == 0) {
         fine.rows = others == 0 ? 1 : 2;
         fine.first = static_cast<uint8_t>(__builtin_ctz(in));
-        if (others != 0) fine.apart = static_cast<uint8_t>(__builtin_ctz(others) - fine.first);
+        if (others != 0) fine.distance = static_cast<uint8_t>(__builtin_ctz(others) - fine.first);
       }
       *list++ = fine;
     }
   }
   *list = {static_cast<int32_t>(groups), 0, 0, 0};
+}
+
+// Calls add(R, first, distance, own) for the R rows of a tile of M in which a group is fine, whose
+// sums [B * R] `own` are, of `sums` [B * M].
+template <int M, int B, typename Sum, typename Add>
+EXO_INLINE void with_fine_rows(const FineGroup& fine, Sum* sums, const Add& add) {
+  const auto few = [&](auto rows) __attribute__((always_inline)) {
+    constexpr int R = rows.value;
+    Sum* from = sums + fine.first;
+    Sum own[B * R];
+    for (int b = 0; b < B; b++) {
+      for (int r = 0; r < R; r++) own[b * R + r] = from[b * M + r * fine.distance];
+    }
+    add(rows, fine.first, fine.distance, own);
+    for (int b = 0; b < B; b++) {
+      for (int r = 0; r < R; r++) from[b * M + r * fine.distance] = own[b * R + r];
+    }
+  };
+  if constexpr (M > 2) {
+    if (fine.rows == 1) return few(std::integral_constant<int, 1>{});
+    if (fine.rows == 2) return few(std::integral_constant<int, 2>{});
+  }
+  add(std::integral_constant<int, M>{}, 0, 1, sums);
 }
 
 // Into how many bits the weights of a coding fit, as the dot products of this instruction set tell

@@ -107,12 +107,12 @@ constexpr bool is_rare() {
   return L == Layout::kOffsets ? C.bits != 4 && C.bits != 8 : L == Layout::kZero && C.bits == 5;
 }
 
-// Calls use with the number of rows of the tile for `rows`: the last one's may be fewer. Not so for
-// the last block of an odd number, nor where it is rare.
-template <Coding C, Layout L, int B, typename Use>
+// Calls use with the number of rows of the tile of super-blocks in panels for `rows`: the last
+// one's may be fewer. Not so for the last block of an odd number, nor where it is rare.
+template <Coding C, int B, typename Use>
 EXO_INLINE void with_tile_rows(int64_t rows, const Use& use) {
   constexpr int M = Ops::kTileRows, kThird = M / 3;
-  if constexpr (M % 3 == 0 && B == Ops::kTileBlocks && !is_rare<C, L>()) {
+  if constexpr (M % 3 == 0 && B == Ops::kTileBlocks && !is_rare<C, Layout::kSuper>()) {
     if (rows <= kThird) return use(std::integral_constant<int, kThird>{});
     if (rows <= 2 * kThird) return use(std::integral_constant<int, 2 * kThird>{});
   }
@@ -150,10 +150,8 @@ struct PlainPanels {
   template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-    with_tile_rows<C, L, B>(rows, [&](auto m) {
-      block_from_panel<kBits, kZero, m.value, B>(w, panel, todo, ahead, row, rows, block, out,
-                                                 stride);
-    });
+    block_from_panel<kBits, kZero, Ops::kTileRows, B>(w, panel, todo, ahead, row, rows, block, out,
+                                                      stride);
   }
 #endif
 };
@@ -187,7 +185,7 @@ struct SuperPanels {
   template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-    with_tile_rows<C, Layout::kSuper, B>(rows, [&](auto m) {
+    with_tile_rows<C, B>(rows, [&](auto m) {
       super_block_from_panel<weight_bits<C>(), kHalves, super_offsets<C>(), m.value, B>(
           w, panel, todo.x, todo.fine, ahead, row, rows, block, out, stride);
     });

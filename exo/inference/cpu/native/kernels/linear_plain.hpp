@@ -97,6 +97,15 @@ template <int N>
 struct GroupParts {
   QuantizedPart part[N];
   int64_t groups, stride;  // stride: of values
+
+  // The same of row `first` and those `distance` from one to the next.
+  EXO_INLINE GroupParts of_rows(int first, int distance) const {
+    GroupParts some{{}, groups * distance, stride * distance};
+    for (int n = 0; n < N; n++) {
+      some.part[n] = {part[n].values + first * stride, part[n].groups + first * groups, nullptr};
+    }
+    return some;
+  }
 };
 
 // What all groups of a matrix have in common: read once, as stores might change what a reference
@@ -147,24 +156,6 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
   }
 }
 
-// The same of R rows of a tile, `first` and those `distance` from one to the next; of `rows` sums a
-// block has in y.
-template <Coding C, int ZERO, int R, int B>
-EXO_INLINE void add_packed_rows(const PlainShape& shape, const uint8_t* p, const uint8_t* scales,
-                                GroupParts<1> x, int first, int distance, Ops::Float* y, int rows) {
-  x.part[0].values += first * x.stride, x.stride *= distance;
-  x.part[0].groups += first * x.groups, x.groups *= distance;
-  y += first;
-  Ops::Float own[B * R];
-  for (int b = 0; b < B; b++) {
-    for (int r = 0; r < R; r++) own[b * R + r] = y[b * rows + r * distance];
-  }
-  add_packed_group<C, ZERO, R, 1, B>(shape, p, scales, x, own, nullptr);
-  for (int b = 0; b < B; b++) {
-    for (int r = 0; r < R; r++) y[b * rows + r * distance] = own[b * R + r];
-  }
-}
-
 // Adds what is left over of the fine groups of a tile of M rows to the sums of their parts.
 template <Coding C, int ZERO, int M, int B>
 __attribute__((noinline)) void add_fine_groups(const Matrix& w, const PlainShape& shape,
@@ -180,13 +171,12 @@ __attribute__((noinline)) void add_fine_groups(const Matrix& w, const PlainShape
       const int64_t g = fine->index;
       const uint8_t *p = start + w.group_at(g), *scales = start + w.scales_at(g);
       const GroupParts<1> own{{left.from(g, w.group)}, shape.groups, x.stride};
-      if (M > 2 && fine->rows == 1) {
-        add_packed_rows<C, ZERO, 1, B>(shape, p, scales, own, fine->first, 1, y, M);
-      } else if (M > 2 && fine->rows == 2) {
-        add_packed_rows<C, ZERO, 2, B>(shape, p, scales, own, fine->first, fine->apart, y, M);
-      } else {
-        add_packed_group<C, ZERO, M, 1, B>(shape, p, scales, own, y, nullptr);
-      }
+      with_fine_rows<M, B>(
+          *fine, y,
+          [&](auto some, int first, int distance, Ops::Float* of) __attribute__((always_inline)) {
+            const GroupParts<1> rows = own.of_rows(first, distance);
+            add_packed_group<C, ZERO, some.value, 1, B>(shape, p, scales, rows, of, nullptr);
+          });
     }
     sums.join(part, y);
   }

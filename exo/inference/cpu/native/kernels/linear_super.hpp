@@ -271,24 +271,6 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
   }
 }
 
-// The same of R rows of a tile, `first` and those `distance` from one to the next; of `rows` totals
-// a block has.
-template <Coding C, int R, int B>
-EXO_INLINE void add_packed_rows(const uint8_t* p, const SuperHeader<C>& header, int64_t apart,
-                                int u, const SuperActivations& x, int first, int distance,
-                                Ops::Int* total, int rows) {
-  const SuperActivations some = x.of_rows(first, distance);
-  total += first;
-  Ops::Int own[B * R];
-  for (int b = 0; b < B; b++) {
-    for (int r = 0; r < R; r++) own[b * R + r] = total[b * rows + r * distance];
-  }
-  add_packed_unit<C, R, 1, B>(p, header, apart, u, {&some}, {own});
-  for (int b = 0; b < B; b++) {
-    for (int r = 0; r < R; r++) total[b * rows + r * distance] = own[b * R + r];
-  }
-}
-
 // B blocks for `rows` rows, up to M: see block_from_packed.
 template <Coding C, int M, int B = 1>
 void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const FineGroup* fine,
@@ -325,14 +307,12 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const Fine
     for (; !kOne && fine->index < end; fine++) {
       const int u = fine->index % kUnits;
       const uint8_t* unit = units + 64 * C.bits * u;
-      if (M > 2 && fine->rows == 1) {
-        add_packed_rows<C, 1, B>(unit, header, apart, u, left, fine->first, 1, of_left, M);
-      } else if (M > 2 && fine->rows == 2) {
-        add_packed_rows<C, 2, B>(unit, header, apart, u, left, fine->first, fine->apart, of_left,
-                                 M);
-      } else {
-        add_packed_unit<C, M, 1, B>(unit, header, apart, u, {&left}, {of_left});
-      }
+      with_fine_rows<M, B>(
+          *fine, of_left,
+          [&](auto some, int first, int distance, Ops::Int* of) __attribute__((always_inline)) {
+            const SuperActivations rows = left.of_rows(first, distance);
+            add_packed_unit<C, some.value, 1, B>(unit, header, apart, u, {&rows}, {of});
+          });
     }
     Ops::Float* y = sums.now();
 #pragma GCC unroll 2
