@@ -609,7 +609,7 @@ def unsplit_logits(folder: Path) -> list[npt.NDArray[np.float32]]:
 
 async def describe(folder: Path) -> ModelDescription:
     """What a planner learns of the checkpoint. Raises ModelUnsupported."""
-    engine = MLXEngine()
+    engine = MLXEngine(precise=True)
     try:
         return await engine.describe("tiny", folder)
     finally:

@@ -84,7 +84,9 @@ async def _measure_engine(
     args: argparse.Namespace, plan: Plan, threads: int
 ) -> AsyncGenerator[dict[str, Any], None]:
     path = await _files(_model(args))
-    engine = make_engine(args.inference_engine, threads, precise=args.precise)
+    engine = make_engine(
+        args.inference_engine, threads, precise=args.precise, kernels=home() / "kernels"
+    )
     engine.kv_bits = args.kv_bits
     try:
         benchmark, loaded = await EngineBenchmark.load(engine, _model(args), path, threads)

@@ -22,9 +22,6 @@ GREEDY = SamplingParams(temperature=0)
 DECODED_TOKENS = 48
 """Steps one measurement of decoding takes."""
 
-CHUNK = 256
-"""Tokens of a prompt in one step, as a node of its own schedules them."""
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -138,9 +135,10 @@ class EngineBenchmark:
         )
 
     async def _prefill(self, names: tuple[str, ...], n: int) -> None:
+        chunk = self._engine.prompt_chunk
         for name in names:
-            for start in range(0, n, CHUNK):
-                length = min(CHUNK, n - start)
+            for start in range(0, n, chunk):
+                length = min(chunk, n - start)
                 await self._step([(name, start, length)], sample=start + length == n)
 
     async def _step(self, parts: list[tuple[str, int, int]], *, sample: bool) -> None:

@@ -15,9 +15,16 @@ logger = logging.getLogger(__name__)
 ENGINES = ("auto", "cpu", "mlx", "dummy")
 
 
-def make_engine(name: str, threads: int | None = None, *, precise: bool = False) -> InferenceEngine:
+def make_engine(
+    name: str,
+    threads: int | None = None,
+    *,
+    precise: bool = False,
+    kernels: Path | None = None,
+) -> InferenceEngine:
     """The engine called `name`; "auto" is the best one this machine can run: MLX with a GPU, else
-    exo's own kernels, else MLX on the CPU. `threads` and `precise` are the cpu engine's.
+    exo's own kernels, else MLX on the CPU. `threads` are the cpu engine's; `precise`: float
+    activations there, float32 in MLX; `kernels`: where those compiled for a GPU are kept.
 
     Raises:
         InvalidRequest: no engine has that name, or it cannot run here.
@@ -37,7 +44,7 @@ def make_engine(name: str, threads: int | None = None, *, precise: bool = False)
     if name == "mlx":
         from exo.inference.mlx.engine import MLXEngine
 
-        return MLXEngine()
+        return MLXEngine(precise=precise, kernels=kernels)
     raise InvalidRequest(f"--inference-engine {name!r} is unknown; expected one of {ENGINES}")
 
 

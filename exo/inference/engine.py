@@ -44,6 +44,8 @@ class InferenceEngine(ABC):
     run on the engine's thread; an exception that is not an ExoError becomes EngineFailed."""
 
     name: str
+    prompt_chunk = 256
+    """Tokens of a prompt in one step that make the most of what computes it."""
 
     def __init__(self) -> None:
         self._thread = OneThread(f"engine-{self.name}")

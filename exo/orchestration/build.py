@@ -26,7 +26,9 @@ def build_node(config: NodeConfig) -> StandardNode:
     sharing = Sharing(config.node_id, connect=GrpcFilePeer)
     sources = default_sources(config.models_dir, sharing, config.models_folders)
     store = ModelStore(config.models_dir, sources)
-    engine = make_engine(config.engine, config.threads, precise=config.precise)
+    engine = make_engine(
+        config.engine, config.threads, precise=config.precise, kernels=config.home / "kernels"
+    )
     engine.read_rates = config.home / "read_rates.json"
     engine.kv_memory, engine.kv_bits = config.kv_memory_bytes, config.kv_bits
     discovery = _discovery(config, network.interfaces)

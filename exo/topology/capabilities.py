@@ -135,14 +135,14 @@ def _memory() -> tuple[int, int]:
 
 
 def _probe_nvidia(machine: DeviceCapabilities) -> DeviceCapabilities | None:
-    """The first NVIDIA card's memory in place of the machine's, or None without a card."""
+    """The computing NVIDIA card's memory in place of the machine's, or None without a card."""
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+        card = _card(pynvml)
         memory = pynvml.nvmlDeviceGetMemoryInfo(card)
         name = pynvml.nvmlDeviceGetName(card)
     except pynvml.NVMLError as error:
@@ -155,6 +155,15 @@ def _probe_nvidia(machine: DeviceCapabilities) -> DeviceCapabilities | None:
         memory_total_bytes=int(memory.total),
         memory_available_bytes=int(memory.free),
     )
+
+
+def _card(pynvml: Any) -> Any:
+    """The one that CUDA would take: of those that CUDA_VISIBLE_DEVICES leaves, by number or by
+    UUID, the first, else of all."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    if first.startswith("GPU-"):
+        return pynvml.nvmlDeviceGetHandleByUUID(first)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
 
 
 def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> tuple[int, int]:

@@ -84,7 +84,7 @@ def once(
 
 
 def computed_by_mlx(checkpoint: Path, pieces: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    engine = MLXEngine()
+    engine = MLXEngine(precise=True)
     engine.load_shard(Shard(MODEL, 0, LAYERS, LAYERS), checkpoint, lambda done, total: None)
     cut = engine._loaded[MODEL].model
     cut._cut.passive = True
@@ -162,7 +162,7 @@ async def test_with_float_activations_it_is_float32_mlx(
 async def test_half_on_mlx_and_half_on_cpu_stays_as_near(
     checkpoint: Path, pieces: npt.NDArray[np.int32], expected: npt.NDArray[np.float32]
 ) -> None:
-    engines = [MLXEngine(), CPUEngine()]
+    engines = [MLXEngine(precise=True), CPUEngine()]
     found = await every_position(engines, [15], checkpoint, pieces)
     kl, same = divergence(found, expected)
     assert kl < 0.004 and same >= 0.96, (kl, same)

@@ -19,7 +19,7 @@ from exo.download.hub_cache import cache_folder
 from exo.inference.choose import make_engine
 from exo.inference.cpu.available import why_not
 from exo.networking.discovery.interfaces import all_interfaces, lan_interfaces
-from exo.topology.capabilities import GB, probe
+from exo.topology.capabilities import GB, DeviceCapabilities, probe
 
 LITTLE_DISK = 5 * GB
 SLOW_DISK = 100e6  # bytes a second
@@ -30,15 +30,17 @@ _PROBE_BYTES = 64 * 2**20
 
 def machine(home: Path, engine: str, interfaces: tuple[str, ...]) -> Iterator[Finding]:
     """Each check in turn; some take a second."""
-    yield from _computing(engine)
+    found = probe()
+    yield from _computing(engine, found)
+    if found.accelerator == "cuda":
+        yield _card_memory(found)
     yield _memory()
     yield from _folders(home)
     yield _files()
     yield _network(interfaces)
 
 
-def _computing(name: str) -> Iterator[Finding]:
-    found = probe()
+def _computing(name: str, found: DeviceCapabilities) -> Iterator[Finding]:
     if platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64") and (reason := why_not()):
         rebuild = "install a C++ compiler and run scripts/setup again, or pip install exo anew"
         yield Finding("kernels", "wrong", reason, rebuild)
@@ -57,6 +59,15 @@ def _instructions() -> str:
     from exo.inference.cpu import _native
 
     return _native.isa()
+
+
+def _card_memory(card: DeviceCapabilities) -> Finding:
+    """Where an NVIDIA card computes, models take its memory."""
+    free, total = card.memory_available_bytes, card.memory_total_bytes
+    text = f"{free / GB:.1f} of {total / GB:.1f} GB free for models on {card.chip}"
+    if free < LITTLE_MEMORY_SHARE * total:
+        return Finding("GPU memory", "note", f"only {text}", "nvidia-smi shows who takes it")
+    return Finding("GPU memory", "ok", text)
 
 
 def _memory() -> Finding:

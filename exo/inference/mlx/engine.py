@@ -18,6 +18,7 @@ import psutil
 from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
 from exo.inference.engine import InferenceEngine, OnProgress
 from exo.inference.mlx import caches as kv
+from exo.inference.mlx import cuda
 from exo.inference.mlx.host_linear import (
     dense_bytes,
     forget,
@@ -43,9 +44,22 @@ DENSE_MEMORY_SHARE = 0.5
 """Share of the free memory that float32 copies of a shard's weights may take on a CPU. Larger
 shards keep their packed weights and MLX's own, slower, kernels."""
 
-PROBED_COLUMNS = {True: 1024, False: 16384}
-"""Of the matrix by which the rate is measured, on a CPU and on a GPU: more than caches hold, or
-little enough for a moment."""
+
+@dataclass(frozen=True)
+class _Probed:
+    """Matrices by which the rate is measured: together more than caches hold."""
+
+    rows: int
+    cols: int
+    count: int
+
+
+PROBED_ON_CPU = _Probed(16384, 1024, 1)
+PROBED_ON_GPU = _Probed(14336, 4096, 12)
+"""Of the shape that an 8B model has: a GPU reads larger ones faster."""
+
+GPU_CHUNK = 2048
+"""Tokens of a prompt that fill a GPU, as mlx-lm's own `prefill_step_size`."""
 
 _CANNOT = (ValueError, TypeError, AttributeError, IndexError, RuntimeError)
 """What mlx-lm's classes raise where they cannot compute with keys and values of 8 bits: for heads
@@ -76,10 +90,21 @@ class MLXEngine(InferenceEngine):
 
     name = "mlx"
 
-    def __init__(self, *, packed_linears: bool = False) -> None:
+    def __init__(
+        self, *, packed_linears: bool = False, precise: bool = False, kernels: Path | None = None
+    ) -> None:
+        """`precise`: float32 on a GPU too. `kernels`: where those that are compiled for this
+        machine's GPU are kept."""
         super().__init__()
         self._packed_linears = packed_linears
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self._on_cuda = cuda.is_used()
+        if not self._on_cpu:
+            self.prompt_chunk = GPU_CHUNK
+        # float16 products on a CPU are 30 times slower than float32 ones.
+        self._dtype = mx.float32 if self._on_cpu or precise else None
+        if self._on_cuda and kernels is not None:
+            cuda.keep_kernels(kernels)
         self._loaded: dict[str, _Loaded] = {}
         self._final: list[tuple[slice, mx.array]] = []
         """Of the step computed last: rows of the slices that pool, and their final states."""
@@ -97,8 +122,7 @@ class MLXEngine(InferenceEngine):
         # mlx-lm brings transformers along: a second that a node's start need not wait for.
         from exo.inference.mlx.cut_model import CutModel
 
-        # float16 products on a CPU are 30 times slower than float32 ones.
-        return CutModel(path, mx.float32 if self._on_cpu else None, absent)
+        return CutModel(path, self._dtype, absent)
 
     def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:
         """Names only suggest which tensors a shard can do without: a class may put them together as
@@ -118,8 +142,9 @@ class MLXEngine(InferenceEngine):
         try:
             self._read_layers(loaded.model, missing, on_progress)
             page_bytes = self._page_bytes(shard, loaded.model)
-            on_host = self._on_cpu or mx.metal.is_available()
-            pages = self.cache_bytes("cpu" if on_host else "cuda") // page_bytes
+            if self._on_cuda:
+                self._make_ready(shard, loaded.model)
+            pages = self.cache_bytes("cuda" if self._on_cuda else "cpu") // page_bytes
             together = None
             if works(loaded.model, shard.start_layer, shard.end_layer):
                 used = loaded.model.used_leaves(shard.start_layer, shard.end_layer)
@@ -210,6 +235,23 @@ class MLXEngine(InferenceEngine):
         allocated = sum(array.nbytes for array in kv.arrays(caches))
         return max(1, allocated * PAGE_TOKENS // KV_STEP)
 
+    def _make_ready(self, shard: Shard, model: CutModel) -> None:
+        """What the first prompts would wait for, and products as fast as they can be."""
+
+        def prompt_of(tokens: int) -> None:
+            rows = None
+            if not shard.is_first:
+                rows = mx.zeros((tokens, model.boundaries[shard.start_layer - 1].features))
+            ids, caches = mx.zeros((tokens,), mx.int32), model.new_caches()
+            mx.eval(model.forward(shard.start_layer, shard.end_layer, ids, rows, caches, logits=1))
+
+        for index in range(shard.start_layer, shard.end_layer):
+            for module in model.layers[index].modules():
+                cuda.multiply_few_rows_together(module)
+        for module in model.outer_modules():
+            cuda.multiply_few_rows_together(module)
+        cuda.compile_kernels(prompt_of)
+
     def unload_shard(self, shard: Shard) -> None:
         loaded = self._loaded.get(shard.model_id)
         if loaded is None:
@@ -295,16 +337,18 @@ class MLXEngine(InferenceEngine):
 
     def measure_read_rate(self) -> float:
         """By products of one row with a packed matrix, which is what decoding consists of."""
-        rows, cols = 16384, PROBED_COLUMNS[self._on_cpu]
-        matrix = mx.quantize(mx.zeros((rows, cols), mx.float16), group_size=64, bits=4)
-        mx.eval(matrix)
-        x = mx.zeros((1, cols), mx.float32 if self._on_cpu else mx.float16)
+        probed = PROBED_ON_CPU if self._on_cpu else PROBED_ON_GPU
+        dense = mx.zeros((probed.rows, probed.cols), mx.float16)
+        matrices = [mx.quantize(dense + i, group_size=64, bits=4) for i in range(probed.count)]
+        mx.eval(matrices)
+        x = mx.zeros((1, probed.cols), mx.float32 if self._on_cpu else mx.float16)
         best_s = float("inf")
         for _ in range(6):
             begun = time.perf_counter()
-            mx.eval([mx.quantized_matmul(x, *matrix, group_size=64, bits=4) for _ in range(2)])
+            products = [mx.quantized_matmul(x, *m, group_size=64, bits=4) for m in matrices * 2]
+            mx.eval(products)
             best_s = min(best_s, time.perf_counter() - begun)
-        return 2 * sum(part.nbytes for part in matrix) / best_s
+        return 2 * sum(part.nbytes for matrix in matrices for part in matrix) / best_s
 
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
         parts = [(rows, np.array(final.astype(mx.float32))) for rows, final in self._final]

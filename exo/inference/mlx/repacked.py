@@ -55,9 +55,10 @@ class Repacked:
             quantizer.check(module, {part: array.shape for part, array in parts.items()})
             layer = quantizer.unpacked(parts, mx)
             if isinstance(layer, Affine) and not _EXPERT.search(module):
-                found[f"{module}.weight"] = layer.words
-                found[f"{module}.scales"] = layer.scales.astype(dtype)
-                found[f"{module}.biases"] = layer.offsets.astype(dtype)
+                # MLX's CUDA kernels want matrices row by row, which Metal's make so themselves.
+                found[f"{module}.weight"] = mx.contiguous(layer.words)
+                found[f"{module}.scales"] = mx.contiguous(layer.scales.astype(dtype))
+                found[f"{module}.biases"] = mx.contiguous(layer.offsets.astype(dtype))
             else:
                 self._bits = _WIDENED[layer.bits]
                 self._widened.add(module.rpartition(".")[2])

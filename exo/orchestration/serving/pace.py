@@ -20,7 +20,11 @@ MIN_CHUNK = 8
 """The same beside who decodes; fewer waste what is read of weights. With 16 the pauses of a small
 model's stream were a third longer."""
 
-MAX_CHUNK = 512
+MAX_CHUNK = 2048
+"""What fills a GPU; `CHUNK_S` is over long before on others."""
+
+COLD_CHUNK = 512
+"""Where members read experts from disk, who take as long for fewer tokens."""
 
 CHUNK_S = 0.25
 """A chunk takes at most so long, as who comes next waits for it."""
@@ -149,7 +153,7 @@ class Pace:
     def chunk(self, decoding: int) -> int:
         """Tokens of prompts that the next step may hold beside so many that decode."""
         if self._reads_experts:
-            return MAX_CHUNK
+            return COLD_CHUNK
         if self._prompt_token_s is None:
             return self.usual_chunk
         seconds = CHUNK_S

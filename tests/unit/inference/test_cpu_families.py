@@ -186,7 +186,7 @@ async def _logits(
 async def test_float32_logits_are_those_of_mlx(case: tuple, folder_of) -> None:  # type: ignore[no-untyped-def]
     folder = folder_of(case)
     CheckpointModel(folder)  # not left to MLX
-    expected = await logits(MLXEngine(), folder)
+    expected = await logits(MLXEngine(precise=True), folder)
     found = await logits(CPUEngine(2), folder)
     assert np.abs(found - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
@@ -230,7 +230,7 @@ async def test_quantized_logits_are_near_those_of_mlx(
         sizes |= {"hidden_size": 256, "global_head_dim": 32, "hidden_size_per_layer_input": 64}
     zoo.quantize_checkpoint(folder_of((family, sizes)), tmp_path, bits, mode)
     CheckpointModel(tmp_path)
-    expected = await logits(MLXEngine(), tmp_path)
+    expected = await logits(MLXEngine(precise=True), tmp_path)
     found = await logits(CPUEngine(2), tmp_path)
     error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
     assert error <= (0.15 if has_delta_nets else 0.05)
@@ -264,7 +264,7 @@ async def test_experts_in_mxfp4_beside_affine_weights(folder_of, tmp_path: Path)
     save_model(tmp_path, model)
     save_config(config, tmp_path / "config.json")
     CheckpointModel(tmp_path)  # not left to MLX
-    expected = await logits(MLXEngine(), tmp_path)
+    expected = await logits(MLXEngine(precise=True), tmp_path)
     precise = await logits(CPUEngine(2, precise=True), tmp_path)
     assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 
@@ -292,7 +292,9 @@ async def test_a_checkpoint_as_it_was_trained_is_the_same_as_mlx_lms(
     # gpt-oss in MXFP4 alone.
     if family not in ("lfm2", "gpt_oss"):
         assert np.allclose(
-            await logits(MLXEngine(), tmp_path), await logits(MLXEngine(), converted), atol=1e-4
+            await logits(MLXEngine(precise=True), tmp_path),
+            await logits(MLXEngine(), converted),
+            atol=1e-4,
         )
     found, expected = await logits(CPUEngine(2), tmp_path), await logits(CPUEngine(2), converted)
     assert np.abs(found - expected).max() <= 1e-4  # 1 + (w - 1) is not quite w
@@ -411,7 +413,7 @@ async def test_falcon_h1_as_it_was_trained(
     mx.save_safetensors(str(tmp_path / "model.safetensors"), raw)
     shutil.copy(converted / "config.json", tmp_path)
     CheckpointModel(tmp_path)  # not left to MLX
-    expected = await logits(MLXEngine(), tmp_path)
+    expected = await logits(MLXEngine(precise=True), tmp_path)
     precise = await logits(CPUEngine(2, precise=True), tmp_path)
     few = 1e-4 if dtype == mx.float32 else 2e-2  # of which each rounds products in its own way
     assert np.abs(precise - expected).max() <= few * np.abs(expected).max()
@@ -437,7 +439,7 @@ async def test_gpt_oss_as_its_makers_packed_it(folder_of, tmp_path: Path) -> Non
     how = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
     CheckpointModel(tmp_path)  # not left to MLX
-    expected = await logits(MLXEngine(), tmp_path)
+    expected = await logits(MLXEngine(precise=True), tmp_path)
     precise = await logits(CPUEngine(2, precise=True), tmp_path)
     assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 

@@ -36,7 +36,7 @@ ENGINES = {
     "dummy": lambda: DummyEngine(Faults()),
     "mlx": MLXEngine,
     "cpu": CPUEngine,
-    "mlx, 8 bits": lambda: in_bytes(MLXEngine()),
+    "mlx, 8 bits": lambda: in_bytes(MLXEngine(precise=True)),
     "cpu, 8 bits": lambda: in_bytes(CPUEngine()),
 }
 
@@ -151,7 +151,7 @@ async def test_shards_of_one_model_share_layers_and_give_them_back(make, folder:
 
 
 async def test_a_checkpoint_no_class_fits_is_refused_by_name(tmp_path: Path) -> None:
-    engine = MLXEngine()
+    engine = MLXEngine(precise=True)
     for config in ('{"model_type": "no_such_thing"}', '{"model_type": "olmo"}', "{"):
         (tmp_path / "config.json").write_text(config)
         with pytest.raises((ModelUnsupported, EngineFailed)):
@@ -184,7 +184,7 @@ async def test_final_states_are_pooled_beside_others_who_sample(loaded: tuple, h
 
 async def test_engines_agree_on_final_states(folder: Path) -> None:
     found = []
-    for engine in (MLXEngine(), CPUEngine()):
+    for engine in (MLXEngine(precise=True), CPUEngine()):
         description = await engine.describe("m", folder)
         shard = Shard("m", 0, description.n_layers, description.n_layers)
         await engine.load(shard, folder, lambda done, total: None)

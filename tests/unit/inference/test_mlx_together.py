@@ -87,7 +87,7 @@ class Ring:
 
 
 async def ring(folder: Path, cuts: list[int]) -> Ring:
-    engine = MLXEngine()
+    engine = MLXEngine(precise=True)
     n = (await engine.describe("m", folder)).n_layers
     ends = [*cuts, n]
     shards = [Shard("m", a, b, n) for a, b in zip([0, *ends], ends, strict=False)]

@@ -80,7 +80,7 @@ async def test_a_layer_is_what_its_numbers_say(kind: str, plain: Path, tmp_path:
     assert not engine._on_mlx
     assert error(await logits(CPUEngine(), packed), expected) < 0.03
     limit = WIDENED_ON_MLX.get(kind, 1e-4)
-    assert error(await logits(MLXEngine(), packed), expected) < limit
+    assert error(await logits(MLXEngine(precise=True), packed), expected) < limit
 
 
 @pytest.mark.parametrize("kind", ["GPTQ", "w4a16", "FP8 in blocks", "NVFP4"])
@@ -91,7 +91,9 @@ async def test_experts_are_what_their_numbers_say(kind: str, mixture: Path, tmp_
     engine = cpu()
     assert error(await logits(engine, packed), expected) < 1e-5
     assert not engine._on_mlx
-    assert error(await logits(MLXEngine(), packed), expected) < 0.12  # chosen experts may change
+    assert (
+        error(await logits(MLXEngine(precise=True), packed), expected) < 0.12
+    )  # chosen experts may change
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +118,7 @@ async def test_multipliers_reach_what_was_packed(
     assert error(await logits(engine, packed), expected) < 1e-5
     assert not engine._on_mlx
     with pytest.raises(ModelUnsupported, match="take its GGUF file"):
-        await logits(MLXEngine(), packed)
+        await logits(MLXEngine(precise=True), packed)
 
 
 async def test_multipliers_of_some_rows_of_nvfp4_are_refused(
@@ -140,7 +142,7 @@ def say_bits(folder: Path, bits: int) -> None:
 async def test_layers_of_other_bits_than_said_are_refused(plain: Path, tmp_path: Path) -> None:
     quantized_files.write("GPTQ", plain, tmp_path / "packed", tmp_path / "numbers")
     say_bits(tmp_path / "packed", 8)
-    for engine in (cpu(), MLXEngine()):
+    for engine in (cpu(), MLXEngine(precise=True)):
         with pytest.raises(ModelUnsupported, match="has other than 8 bits"):
             await logits(engine, tmp_path / "packed")
 

@@ -1,10 +1,19 @@
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from exo.errors import InvalidRequest
-from exo.topology.capabilities import cgroup_memory, parse_memory, probe, refreshed
+from exo.topology.capabilities import (
+    GB,
+    _probe_nvidia,
+    cgroup_memory,
+    parse_memory,
+    probe,
+    refreshed,
+)
 
 
 def test_the_probe_describes_this_machine() -> None:
@@ -53,3 +62,31 @@ def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
     v1.mkdir()
     (v1 / "memory.limit_in_bytes").write_text("9223372036854771712")
     assert cgroup_memory(tmp_path, "/") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen"),
+    [(None, "0"), ("", "0"), ("1", "1"), ("1,0", "1"), ("GPU-5f3a,GPU-77aa", "GPU-5f3a")],
+)
+def test_the_card_is_the_one_that_cuda_takes(
+    visible: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML knows all cards, whichever a process may use. A fake of it, as no card is here."""
+    nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=str,
+        nvmlDeviceGetHandleByUUID=str,
+        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(total=24 * GB, free=23 * GB),
+        nvmlDeviceGetName=lambda card: f"card {card}",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = probe(parse_memory("1GB"))
+    found = _probe_nvidia(machine)
+    assert found is not None
+    assert found.chip == f"card {chosen}"
+    assert (found.accelerator, found.memory_available_bytes) == ("cuda", 23 * GB)

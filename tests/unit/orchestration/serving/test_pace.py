@@ -8,7 +8,7 @@ from exo.orchestration.serving.pace import (
     ALONE_CHUNK,
     CHUNK_S,
     CHUNK_STEPS,
-    MAX_CHUNK,
+    COLD_CHUNK,
     MIN_CHUNK,
     Pace,
 )
@@ -47,6 +47,6 @@ def test_beside_others_it_takes_as_long_as_a_few_of_their_steps() -> None:
 
 def test_where_experts_are_read_from_disk_a_chunk_is_as_long_as_can_be() -> None:
     pace = Pace(2, reads_experts=True)
-    assert pace.chunk(0) == MAX_CHUNK
-    pace.took(5.0, 0, MAX_CHUNK)
-    assert pace.chunk(0) == pace.chunk(3) == MAX_CHUNK
+    assert pace.chunk(0) == COLD_CHUNK
+    pace.took(5.0, 0, COLD_CHUNK)
+    assert pace.chunk(0) == pace.chunk(3) == COLD_CHUNK
