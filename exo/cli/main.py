@@ -193,7 +193,9 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--inference-engine", default="auto", choices=("auto", "cpu", "mlx"), help="(default auto)"
     )
-    command.add_argument("--precise", action="store_true", help="float activations")
+    command.add_argument(
+        "--precise", action="store_true", help="float activations on a CPU, float32 on a GPU"
+    )
     command.add_argument(
         "--kv-bits", type=int, choices=(16, 8), default=16, help="of keys and values (default 16)"
     )

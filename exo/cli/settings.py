@@ -129,7 +129,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     who.add_argument(
         "--precise",
         action="store_true",
-        help="cpu engine: float activations instead of 8-bit ones, slower",
+        help="float activations on a CPU, float32 on a GPU; slower",
     )
     who.add_argument(
         "--memory", help="memory that models may take here, like 12GB (default: what is free)"

@@ -122,12 +122,42 @@ def moment(caches: Any) -> list[Any]:
 
 
 def return_to(caches: Any, kept: list[Any], tokens: int) -> None:
-    """To a moment that was kept, `tokens` ago."""
+    """To a moment that was kept, `tokens` ago; caches of which nothing was kept are trimmed."""
     for leaf, held in zip(leaves(caches), kept, strict=True):
         if held is None:
             leaf.trim(tokens)
         else:
             vars(leaf).update(vars(copied(held)))
+
+
+def before_one_more(caches: Any, most_bytes: int) -> list[Any] | None:
+    """What another token changes and `trim` cannot take back, for `return_to`: states, and windows
+    that are full. None where it is more than `most_bytes`, or a cache is of another kind."""
+    from mlx_lm.models.cache import RotatingKVCache  # slow to import, see MLXEngine
+
+    kept: list[Any] = []
+    for leaf in leaves(caches):
+        if _grows(leaf):
+            kept.append(None)
+        elif type(leaf) is RotatingKVCache:
+            kept.append(None if leaf.offset + 1 < leaf.max_size else copied(leaf))
+        elif not hasattr(leaf, "update_and_fetch"):
+            kept.append(copied(leaf))
+        else:
+            return None
+    size = sum(array.nbytes for leaf in kept if leaf is not None for array in arrays([leaf]))
+    return kept if size <= most_bytes else None
+
+
+def can_take_one_back(caches: Any) -> bool:
+    """Of merged caches: whether each sequence, by itself again, can be without its last token."""
+    from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache  # slow, see MLXEngine
+
+    return all(
+        type(leaf) is BatchKVCache
+        or (type(leaf) is BatchRotatingKVCache and leaf._offset + 1 < leaf.max_size)
+        for leaf in leaves(caches)
+    )
 
 
 def state_bytes(caches: Any) -> int:

@@ -2,8 +2,9 @@
 
 It compiles many of its kernels when they are first asked for: products of a prompt's rows with a
 quantized matrix take long, for 16, 32 and 64 rows at once. So they are compiled while a model is
-loaded, and kept from then on. And it multiplies 2 to 7 rows as it multiplies one, in turn, while 8
-take no longer than one.
+loaded, and kept from then on. Of a quantized matrix it multiplies 2 to 7 rows one after the other,
+while 8 take no longer than one; and those of several sequences apart, each of which reads the whole
+matrix.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def compile_kernels(prompt_of: Callable[[int], None]) -> None:
         prompt_of(rows)
 
 
-def multiply_few_rows_together(module: nn.Module) -> None:
-    """Have a quantized linear layer, or an embedding as head, fill 2 to 7 rows up to 8."""
+def multiply_rows_together(module: nn.Module) -> None:
+    """Have a quantized linear layer, or an embedding as head, take the rows of all sequences as one
+    matrix, of 8 rows at least where there are kernels for that."""
     kind: Any = type(module)
-    if kind in (nn.QuantizedLinear, nn.QuantizedEmbedding) and _has_fast_kernel(module):
-        module.__class__ = _filling_class(kind)
+    if kind in (nn.QuantizedLinear, nn.QuantizedEmbedding):
+        module.__class__ = _flat_class(kind, _has_fast_kernel(module))
 
 
 def _has_fast_kernel(module: nn.Module) -> bool:
@@ -72,15 +74,19 @@ def _has_fast_kernel(module: nn.Module) -> bool:
 
 
 @cache
-def _filling_class(base: Any) -> Any:
+def _flat_class(base: Any, fills: bool) -> Any:
     method = "__call__" if base is nn.QuantizedLinear else "as_linear"
     multiply = getattr(base, method)
 
-    def filled(self: Any, x: mx.array) -> mx.array:
-        rows = x.size // x.shape[-1]
-        if not 1 < rows < FEW_ROWS:
+    def flat(self: Any, x: mx.array) -> mx.array:
+        *outer, cols = x.shape
+        rows = x.size // cols
+        filled = fills and 1 < rows < FEW_ROWS
+        if not filled and rows == (outer[-1] if outer else 1):
             return multiply(self, x)
-        flat = mx.pad(x.reshape(rows, x.shape[-1]), [(0, FEW_ROWS - rows), (0, 0)])
-        return multiply(self, flat)[:rows].reshape(*x.shape[:-1], -1)
+        matrix = x.reshape(rows, cols)
+        if filled:
+            matrix = mx.pad(matrix, [(0, FEW_ROWS - rows), (0, 0)])
+        return multiply(self, matrix)[:rows].reshape(*outer, -1)
 
-    return type(base.__name__, (base,), {method: filled})
+    return type(base.__name__, (base,), {method: flat})

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from exo.inference.mlx.host_linear import (
     move_to_host_when_called,
 )
 from exo.inference.mlx.sequences import ShardSequences
+from exo.inference.mlx.steps import ShardSteps
 from exo.inference.mlx.together import Together, works
 from exo.models.description import (
     ModelDescription,
@@ -76,7 +76,7 @@ class _Loaded:
     model: CutModel
     shards: set[Shard] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
-    sequences: dict[Shard, ShardSequences] = field(default_factory=dict)
+    steps: dict[Shard, ShardSteps] = field(default_factory=dict)
     """Of the shards that compute; others only stand by."""
 
 
@@ -91,14 +91,21 @@ class MLXEngine(InferenceEngine):
     name = "mlx"
 
     def __init__(
-        self, *, packed_linears: bool = False, precise: bool = False, kernels: Path | None = None
+        self,
+        *,
+        packed_linears: bool = False,
+        precise: bool = False,
+        kernels: Path | None = None,
+        looks_ahead: bool | None = None,
     ) -> None:
         """`precise`: float32 on a GPU too. `kernels`: where those that are compiled for this
-        machine's GPU are kept."""
+        machine's GPU are kept. `looks_ahead`: begin a step before it is asked for; None: on a
+        GPU."""
         super().__init__()
         self._packed_linears = packed_linears
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         self._on_cuda = cuda.is_used()
+        self._looks_ahead = not self._on_cpu if looks_ahead is None else looks_ahead
         if not self._on_cpu:
             self.prompt_chunk = GPU_CHUNK
         # float16 products on a CPU are 30 times slower than float32 ones.
@@ -106,8 +113,6 @@ class MLXEngine(InferenceEngine):
         if self._on_cuda and kernels is not None:
             cuda.keep_kernels(kernels)
         self._loaded: dict[str, _Loaded] = {}
-        self._final: list[tuple[slice, mx.array]] = []
-        """Of the step computed last: rows of the slices that pool, and their final states."""
 
     def describe_model(self, model_id: str, path: Path) -> ModelDescription:
         model = self._cut_model(path)
@@ -149,7 +154,10 @@ class MLXEngine(InferenceEngine):
             if works(loaded.model, shard.start_layer, shard.end_layer):
                 used = loaded.model.used_leaves(shard.start_layer, shard.end_layer)
                 together = Together(used)
-            loaded.sequences[shard] = ShardSequences(loaded.model, together, pages, page_bytes)
+            sequences = ShardSequences(loaded.model, together, pages, page_bytes)
+            loaded.steps[shard] = ShardSteps(
+                shard, loaded.model, sequences, looks_ahead=self._looks_ahead
+            )
         except BaseException:
             self.unload_shard(shard)
             raise
@@ -247,9 +255,9 @@ class MLXEngine(InferenceEngine):
 
         for index in range(shard.start_layer, shard.end_layer):
             for module in model.layers[index].modules():
-                cuda.multiply_few_rows_together(module)
+                cuda.multiply_rows_together(module)
         for module in model.outer_modules():
-            cuda.multiply_few_rows_together(module)
+            cuda.multiply_rows_together(module)
         cuda.compile_kernels(prompt_of)
 
     def unload_shard(self, shard: Shard) -> None:
@@ -257,7 +265,7 @@ class MLXEngine(InferenceEngine):
         if loaded is None:
             return
         loaded.shards.discard(shard)
-        loaded.sequences.pop(shard, None)
+        loaded.steps.pop(shard, None)
         if not loaded.shards:
             del self._loaded[shard.model_id]
             mx.clear_cache()
@@ -273,67 +281,7 @@ class MLXEngine(InferenceEngine):
     def compute(
         self, shard: Shard, batch: ForwardBatch, hidden_states: npt.NDArray[Any] | None
     ) -> npt.NDArray[Any]:
-        parts = list(batch)
-        self._final = []
-        by_row, states = self._run_together(shard, batch.token_ids, parts, hidden_states)
-        model, sequences = self._loaded[shard.model_id].model, self._sequences_of(shard)
-        for part, rows in parts:
-            if rows.start in by_row:
-                continue
-            caches = sequences.at_start(part)
-            output = model.forward(
-                shard.start_layer,
-                shard.end_layer,
-                mx.array(batch.token_ids[rows]),
-                None if hidden_states is None else _to_mlx(hidden_states[rows]),
-                caches,
-                logits=part.logits,
-                want_states=part.pools,
-            )
-            sequences.advance(part.sequence_id, part.end)
-            states += kv.arrays(caches)
-            if part.pools and shard.is_last:
-                assert output is not None
-                self._final.append((rows, output))
-            elif output is not None:
-                by_row[rows.start] = output
-        outputs = [by_row[row] for row in sorted(by_row)]
-        mx.eval(outputs, states, [final for _, final in self._final])
-        for part in batch.slices:
-            sequences.remember(part)
-        if shard.is_last:
-            if not outputs:
-                return np.zeros((0, 0), np.float32)
-            return np.concatenate([np.array(rows.astype(mx.float32)) for rows in outputs])
-        return _to_numpy(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
-
-    def _run_together(
-        self,
-        shard: Shard,
-        token_ids: npt.NDArray[np.int32],
-        parts: list[tuple[Slice, slice]],
-        hidden_states: npt.NDArray[Any] | None,
-    ) -> tuple[dict[int, mx.array], list[mx.array]]:
-        """Sequences that decode in company: what comes out of each, by its row, and what to
-        evaluate with it."""
-        model, sequences = self._loaded[shard.model_id].model, self._sequences_of(shard)
-        by_row: dict[int, mx.array] = {}
-        states: list[mx.array] = []
-        of_id = {part.sequence_id: (part, rows.start) for part, rows in parts}
-        for company in sequences.companies(part for part, _ in parts):
-            chosen = [of_id[sequence_id][1] for sequence_id in company.ids]
-            output = model.forward_together(
-                shard.start_layer,
-                shard.end_layer,
-                mx.array(token_ids[chosen]),
-                None if hidden_states is None else _to_mlx(hidden_states[chosen]),
-                company.caches,
-            )
-            states += kv.arrays(company.caches)
-            for index, sequence_id in enumerate(company.ids):
-                by_row[chosen[index]] = output[index : index + 1]
-                sequences.advance(sequence_id, of_id[sequence_id][0].end)
-        return by_row, states
+        return self._steps_of(shard).compute(batch, hidden_states)
 
     def measure_read_rate(self) -> float:
         """By products of one row with a packed matrix, which is what decoding consists of."""
@@ -351,41 +299,31 @@ class MLXEngine(InferenceEngine):
         return 2 * sum(part.nbytes for matrix in matrices for part in matrix) / best_s
 
     def final_states(self, shard: Shard) -> npt.NDArray[np.float32]:
-        parts = [(rows, np.array(final.astype(mx.float32))) for rows, final in self._final]
-        found = np.zeros((max(rows.stop for rows, _ in parts), parts[0][1].shape[1]), np.float32)
-        for rows, final in parts:
-            found[rows] = final
-        return found
+        return self._steps_of(shard).final_states()
+
+    async def close(self) -> None:
+        # A process that ends while something is computed is aborted.
+        self._thread.post(mx.synchronize)
+        await super().close()
 
     def take_over(self, shard: Shard, part: Slice) -> None:
-        self._sequences_of(shard).take_over(part)
+        self._steps_of(shard).sequences.take_over(part)
 
     def cache_room(self, shard: Shard) -> CacheRoom:
-        return self._sequences_of(shard).room()
+        return self._steps_of(shard).sequences.room()
 
     def release_sequences(self, sequence_ids: Sequence[str]) -> None:
         for loaded in self._loaded.values():
-            for sequences in loaded.sequences.values():
-                sequences.release(sequence_ids)
+            for steps in loaded.steps.values():
+                steps.sequences.release(sequence_ids)
         if self.sequence_count == 0:
             mx.clear_cache()
 
     @property
     def sequence_count(self) -> int:
         """Sequences that still have a KV cache here, each counted for every shard of it."""
-        return sum(map(len, (s for one in self._loaded.values() for s in one.sequences.values())))
+        steps = [steps for one in self._loaded.values() for steps in one.steps.values()]
+        return sum(len(each.sequences) for each in steps)
 
-    def _sequences_of(self, shard: Shard) -> ShardSequences:
-        return self._loaded[shard.model_id].sequences[shard]
-
-
-def _to_mlx(rows: npt.NDArray[Any]) -> mx.array:
-    if rows.dtype == ml_dtypes.bfloat16:
-        return mx.array(rows.view(np.uint16)).view(mx.bfloat16)
-    return mx.array(rows)
-
-
-def _to_numpy(rows: mx.array) -> npt.NDArray[Any]:
-    if rows.dtype == mx.bfloat16:
-        return np.array(rows.view(mx.uint16)).view(ml_dtypes.bfloat16)
-    return np.array(rows)
+    def _steps_of(self, shard: Shard) -> ShardSteps:
+        return self._loaded[shard.model_id].steps[shard]

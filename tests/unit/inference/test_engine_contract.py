@@ -35,6 +35,7 @@ def in_bytes(engine: InferenceEngine) -> InferenceEngine:
 ENGINES = {
     "dummy": lambda: DummyEngine(Faults()),
     "mlx": MLXEngine,
+    "mlx, ahead": lambda: MLXEngine(looks_ahead=True),
     "cpu": CPUEngine,
     "mlx, 8 bits": lambda: in_bytes(MLXEngine(precise=True)),
     "cpu, 8 bits": lambda: in_bytes(CPUEngine()),

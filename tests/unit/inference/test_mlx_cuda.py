@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,42 +23,72 @@ def half(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("shape", [(1, 128), (2, 1, 128), (1, 5, 128), (7, 128), (9, 128)])
+SHAPES = [
+    (128,),
+    (1, 128),
+    (1, 1, 128),
+    (2, 1, 128),
+    (1, 5, 128),
+    (7, 128),
+    (9, 1, 128),
+    (3, 4, 128),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
-def test_rows_are_filled_up_where_the_kernel_of_eight_is_faster(
-    shape: tuple[int, ...], bias: bool
+@pytest.mark.parametrize("outputs", [256, 192])
+def test_rows_are_multiplied_together(
+    shape: tuple[int, ...], bias: bool, outputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = half(nn.QuantizedLinear(128, 256, bias=bias, group_size=32, bits=4))
+    linear = half(nn.QuantizedLinear(128, outputs, bias=bias, group_size=32, bits=4))
     x = mx.random.normal(shape, key=mx.random.key(0)).astype(mx.float16)
     alone = np.array(linear(x))
-    cuda.multiply_few_rows_together(linear)
-    assert type(linear) is not nn.QuantizedLinear
+    cuda.multiply_rows_together(linear)
+    seen: list[tuple[int, ...]] = []
+    multiply = mx.quantized_matmul
+
+    def watched(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        seen.append(x.shape)
+        return multiply(x, *args, **kwargs)
+
+    monkeypatch.setattr(mx, "quantized_matmul", watched)
     np.testing.assert_array_equal(np.array(linear(x)), alone)
+    rows = x.size // 128
+    # 192 outputs are no multiple of 128, for which alone there is a kernel of 8 rows.
+    together = max(rows, 8) if rows > 1 and outputs == 256 else rows
+    assert seen[0][-2:-1] == ((together,) if len(shape) > 1 else ())
 
 
-def test_an_embedding_as_head_is_filled_up_too() -> None:
+def test_an_embedding_as_head_does_so_too() -> None:
     embedding = half(nn.QuantizedEmbedding(256, 64, group_size=64, bits=8))
     x = mx.random.normal((3, 1, 64), key=mx.random.key(0)).astype(mx.float16)
     alone, looked_up = np.array(embedding.as_linear(x)), np.array(embedding(mx.array([[7]])))
-    cuda.multiply_few_rows_together(embedding)
+    cuda.multiply_rows_together(embedding)
+    assert type(embedding) is not nn.QuantizedEmbedding
     np.testing.assert_array_equal(np.array(embedding.as_linear(x)), alone)
     np.testing.assert_array_equal(np.array(embedding(mx.array([[7]]))), looked_up)
 
 
 @pytest.mark.parametrize(
-    "module",
+    ("module", "has"),
     [
-        half(nn.QuantizedLinear(128, 192, group_size=32, bits=4)),  # no multiple of 128 rows
-        half(nn.QuantizedLinear(96, 128, group_size=32, bits=4)),  # none of 64 columns
-        half(nn.QuantizedLinear(128, 128, group_size=32, bits=5)),
-        nn.QuantizedLinear(128, 128, group_size=32, bits=4),  # float32
-        nn.Linear(128, 128),
+        (half(nn.QuantizedLinear(128, 256, group_size=32, bits=4)), True),
+        (half(nn.QuantizedLinear(128, 256, group_size=128, bits=8)), True),
+        (half(nn.QuantizedLinear(128, 192, group_size=32, bits=4)), False),
+        (half(nn.QuantizedLinear(96, 128, group_size=32, bits=4)), False),
+        (half(nn.QuantizedLinear(128, 128, group_size=32, bits=5)), False),
+        (nn.QuantizedLinear(128, 128, group_size=32, bits=4), False),  # float32
     ],
 )
-def test_what_has_no_such_kernel_stays(module: nn.Module) -> None:
-    before = type(module)
-    cuda.multiply_few_rows_together(module)
-    assert type(module) is before
+def test_for_which_there_is_a_kernel_of_many_rows(module: nn.Module, has: bool) -> None:
+    assert cuda._has_fast_kernel(module) is has
+
+
+def test_other_layers_stay() -> None:
+    linear = nn.Linear(8, 8)
+    cuda.multiply_rows_together(linear)
+    assert type(linear) is nn.Linear
 
 
 def test_who_waits_for_kernels_is_told_once(

@@ -13,7 +13,7 @@ import zoo
 
 from exo.errors import CacheMiss
 from exo.inference.batch import ForwardBatch, Slice
-from exo.inference.mlx import together
+from exo.inference.mlx import sequences, together
 from exo.inference.mlx.cut_model import CutModel
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
@@ -54,6 +54,7 @@ class Ring:
     def __init__(self, engine: MLXEngine, shards: list[Shard]) -> None:
         self._engine, self._shards = engine, shards
         self.tokens: dict[str, list[int]] = {}
+        self.likeliest: dict[str, int] = {}
 
     def step(self, parts: list[tuple[str, int, list[int]]], moves: str = "") -> npt.NDArray:
         """Each part: a sequence, where it goes on, and its next tokens. Logits, [parts, ...]."""
@@ -67,6 +68,9 @@ class Ring:
         for shard in self._shards:
             states = self._engine.compute(shard, batch, states)
         assert states is not None and len(states) == len(parts)
+        self.likeliest |= {
+            name: int(row.argmax()) for (name, *_), row in zip(parts, states, strict=True)
+        }
         return states
 
     def take_over(self, name: str, source: str, start: int, *, moves: bool) -> None:
@@ -82,12 +86,12 @@ class Ring:
         self._engine.release_sequences([name])
 
     def companies(self) -> list[list[str]]:
-        together = self._engine._loaded["m"].sequences[self._shards[-1]]._together
+        together = self._engine._loaded["m"].steps[self._shards[-1]].sequences._together
         return [c.ids for c in together._companies] if together else []
 
 
-async def ring(folder: Path, cuts: list[int]) -> Ring:
-    engine = MLXEngine(precise=True)
+async def ring(folder: Path, cuts: list[int], *, looks_ahead: bool = False) -> Ring:
+    engine = MLXEngine(precise=True, looks_ahead=looks_ahead)
     n = (await engine.describe("m", folder)).n_layers
     ends = [*cuts, n]
     shards = [Shard("m", a, b, n) for a, b in zip([0, *ends], ends, strict=False)]
@@ -106,15 +110,42 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("cuts", [[], [2]])
+@pytest.mark.parametrize(
+    ("cuts", "looks_ahead"), [([], False), ([2], False), ([], True)], ids=["whole", "cut", "ahead"]
+)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "gemma2"])
 async def test_whoever_comes_and_goes(
-    family: str, cuts: list[int], folders: dict[str, Path]
+    family: str,
+    cuts: list[int],
+    looks_ahead: bool,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sequences begin, decode in changing company, are cut back, taken over and released."""
-    busy, alone = await ring(folders[family], cuts), await ring(folders[family], [])
+    """Sequences begin, decode in changing company, are cut back, taken over and released; a step
+    that was begun before it was asked for gives what it would have given then."""
+    monkeypatch.setattr(sequences, "REST_STEPS", 0)
+    foreseen = []
+    arrived = sequences.ShardSequences.arrived
+
+    def watched(self: sequences.ShardSequences, part: Slice, token_id: int) -> mx.array | None:
+        found = arrived(self, part, token_id)
+        foreseen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(sequences.ShardSequences, "arrived", watched)
+    busy = await ring(folders[family], cuts, looks_ahead=looks_ahead)
+    alone = await ring(folders[family], [])
     rng, names = random.Random(7), iter(range(1000))
     seen = set()
+
+    def next_of(one: str) -> int:
+        """Mostly what the engine foresees."""
+        return (
+            busy.likeliest[one]
+            if one in busy.likeliest and rng.random() < 0.9
+            else rng.randrange(1, 50)
+        )
+
     for _ in range(60):
         live = list(busy.tokens)
         what = rng.random()
@@ -136,7 +167,7 @@ async def test_whoever_comes_and_goes(
                 busy.release(one)
         else:
             some = rng.sample(live, rng.randint(1, len(live)))
-            parts = [(one, len(busy.tokens[one]), [rng.randrange(1, 50)]) for one in some]
+            parts = [(one, len(busy.tokens[one]), [next_of(one)]) for one in some]
             if rng.random() < 0.3:
                 one, start, tokens = parts[0]
                 parts[0] = (one, start, [*tokens, rng.randrange(1, 50)])  # a chunk beside them
@@ -150,6 +181,7 @@ async def test_whoever_comes_and_goes(
                 alone.release(name)
                 np.testing.assert_allclose(got, want, atol=2e-3 * float(np.abs(want).max()))
     assert {2, 3} <= seen, "they were hardly ever in company"
+    assert (sum(foreseen) > 10) is looks_ahead, sum(foreseen)
 
 
 def test_a_long_chat_is_no_company_for_short_ones() -> None:
