@@ -165,7 +165,7 @@ class Batcher:
         prompts = sorted((s for s in self.running.values() if s.can_prefill), key=by_rank)
         ready = [sequence for sequence in prompts if not self._waits_for_another(sequence, prompts)]
         if not self._memory.ledger.is_paged:
-            shares = _cut_shares(ready, self._pace.usual_chunk)
+            shares = _cut_shares(ready, self._pace.cut(decoding))
         else:
             shares = _shares(ready, self._pace.chunk(decoding))
         parts = (self._prompt_part(sequence, tokens, prompts) for sequence, tokens in shares)
@@ -299,8 +299,7 @@ def _shares(prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
 
 
 def _cut_shares(prompts: list[Sequence], chunk: int) -> list[tuple[Sequence, int]]:
-    """The same where what is computed depends on the cut: a prompt is always cut at multiples of
-    `chunk`, whatever else runs."""
+    """The same where what is computed depends on the cut: at multiples of `chunk`."""
     shares: list[tuple[Sequence, int]] = []
     free = chunk
     for sequence in prompts:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 PREFILL_CHUNK = 256
-"""Tokens of prompts in one step, until it is known how long they take; and always where what is
-computed depends on the cut."""
+"""Tokens of prompts in one step, until it is known how long they take."""
 
 RING_PREFILL_CHUNK = 32
 """The same where the plan has several members, who work on different chunks at once: a prompt of n
@@ -20,14 +19,20 @@ MIN_CHUNK = 8
 """The same beside who decodes; fewer waste what is read of weights. With 16 the pauses of a small
 model's stream were a third longer."""
 
-MAX_CHUNK = 2048
-"""What fills a GPU; `CHUNK_S` is over long before on others."""
+MAX_CHUNK = 512
+"""More is no faster on a CPU, and takes memory."""
 
-COLD_CHUNK = 512
-"""Where members read experts from disk, who take as long for fewer tokens."""
+LONGEST_CUT = 2048
+"""What fills a GPU."""
 
 CHUNK_S = 0.25
 """A chunk takes at most so long, as who comes next waits for it."""
+
+LONG_PROMPT = 2048
+"""Tokens of a prompt that is worth being fast at, where it goes through a ring."""
+
+CUT_BESIDE = 4
+"""Where what is computed depends on the cut, a chunk beside who decodes is so many times shorter."""
 
 CHUNK_STEPS = 2.0
 """While others decode a chunk takes at most as long as so many of their steps: with the one that it
@@ -107,7 +112,9 @@ class Pace:
         self._members = members
         self._reads_experts = reads_experts
         self._decoding = _Line()
+        self._prompts = _Line()
         self._prompt_token_s: float | None = None
+        self._cut = self.usual_chunk
 
     @property
     def usual_chunk(self) -> int:
@@ -127,6 +134,33 @@ class Pace:
             self._prompt_token_s = each
         else:
             self._prompt_token_s = known + 0.3 * (min(each, _SURPRISE * known) - known)
+        self._prompts.add(prefilled, each * prefilled)
+        self._mend_cut()
+
+    def _mend_cut(self) -> None:
+        """Twice as long while that takes no longer than a chunk may, half where it takes twice as
+        long: a power of two that hardly ever changes, and what is computed with it."""
+        assert self._prompt_token_s is not None
+        longest = min(CHUNK_S / max(self._prompt_token_s, 1e-9), LONGEST_CUT)
+        if self._members > 1:
+            longest = min(longest, self._best_in_a_ring())
+        if longest >= 2 * self._cut:
+            self._cut *= 2
+        elif longest < self._cut / 2 and self._cut > self.usual_chunk:
+            self._cut //= 2
+
+    def _best_in_a_ring(self) -> float:
+        """Tokens of a chunk with which a long prompt is through soonest. Of t tokens and n in a
+        chunk, t / n + m - 1 chunks of a + c n seconds pass m members one after the other."""
+        if not self._prompts.has_slope:
+            return 0.0
+        a, c = self._prompts.coefficients()
+        return math.sqrt(LONG_PROMPT * a / max((self._members - 1) * c, 1e-9))
+
+    def cut(self, decoding: int) -> int:
+        """Tokens at whose multiples prompts are cut where what is computed depends on the cut, as
+        on a GPU, beside so many that decode."""
+        return max(self._cut // (CUT_BESIDE if decoding else 1), self.usual_chunk)
 
     def decode_cost(self) -> tuple[float, float]:
         """Seconds of a step in which sequences decode, and of each of its rows besides; 0 where it
@@ -153,7 +187,7 @@ class Pace:
     def chunk(self, decoding: int) -> int:
         """Tokens of prompts that the next step may hold beside so many that decode."""
         if self._reads_experts:
-            return COLD_CHUNK
+            return MAX_CHUNK
         if self._prompt_token_s is None:
             return self.usual_chunk
         seconds = CHUNK_S
