@@ -32,7 +32,7 @@ LONG_PROMPT = 2048
 """Tokens of a prompt that is worth being fast at, where it goes through a ring."""
 
 CUT_BESIDE = 4
-"""Where what is computed depends on the cut, a chunk beside who decodes is so many times shorter."""
+"""Where what is computed depends on the cut, a chunk is so many times shorter beside others."""
 
 CHUNK_STEPS = 2.0
 """While others decode a chunk takes at most as long as so many of their steps: with the one that it
