@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
@@ -29,6 +30,9 @@ qmm_sm80.cu); longer ones for none."""
 FEW_ROWS = 8
 """So many rows are multiplied at once, fewer one by one (`QuantizedMatmul::eval_gpu` there)."""
 
+TELL_AFTER_S = 5.0
+"""Kernels that are kept are there sooner."""
+
 _CACHE = "MLX_PTX_CACHE_DIR"
 
 
@@ -44,13 +48,16 @@ def keep_kernels(folder: Path) -> None:
     os.environ.setdefault(_CACHE, str(folder / f"{version('mlx')}-{kind}"))
 
 
-def compile_kernels(prompt_of: Callable[[int], None]) -> None:
+def compile_kernels(prompt_of: Callable[[int], object]) -> None:
     """Have MLX compile what prompts need; `prompt_of` computes one of so many tokens."""
-    kept = os.environ.get(_CACHE)
-    if kept is None or not any(Path(kept).glob("qmm*")):
-        logger.warning("compiling kernels for this GPU, once: this takes a minute or two")
-    for rows in COMPILED_ROWS:
-        prompt_of(rows)
+    what = "compiling kernels for this GPU: a minute or two, once for each format of weights"
+    tells = threading.Timer(TELL_AFTER_S, logger.warning, (what,))
+    tells.start()
+    try:
+        for rows in COMPILED_ROWS:
+            prompt_of(rows)
+    finally:
+        tells.cancel()
 
 
 def multiply_rows_together(module: nn.Module) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,31 +235,27 @@ class MLXEngine(InferenceEngine):
         """
         if shard.is_first or shard.is_last:
             model.read_outer()
-        rows = None
-        if not shard.is_first:
-            rows = mx.zeros((1, model.boundaries[shard.start_layer - 1].features))
-        caches = model.new_caches()
-        token = mx.zeros((1,), mx.int32)
-        mx.eval(model.forward(shard.start_layer, shard.end_layer, token, rows, caches, logits=1))
+        caches = self._prompt(shard, model, 1)
         allocated = sum(array.nbytes for array in kv.arrays(caches))
         return max(1, allocated * PAGE_TOKENS // KV_STEP)
 
+    def _prompt(self, shard: Shard, model: CutModel, tokens: int) -> list[Any]:
+        """Compute one of so many tokens; the caches it filled."""
+        rows = None
+        if not shard.is_first:
+            rows = mx.zeros((tokens, model.boundaries[shard.start_layer - 1].features))
+        ids, caches = mx.zeros((tokens,), mx.int32), model.new_caches()
+        mx.eval(model.forward(shard.start_layer, shard.end_layer, ids, rows, caches, logits=1))
+        return caches
+
     def _make_ready(self, shard: Shard, model: CutModel) -> None:
         """What the first prompts would wait for, and products as fast as they can be."""
-
-        def prompt_of(tokens: int) -> None:
-            rows = None
-            if not shard.is_first:
-                rows = mx.zeros((tokens, model.boundaries[shard.start_layer - 1].features))
-            ids, caches = mx.zeros((tokens,), mx.int32), model.new_caches()
-            mx.eval(model.forward(shard.start_layer, shard.end_layer, ids, rows, caches, logits=1))
-
         for index in range(shard.start_layer, shard.end_layer):
             for module in model.layers[index].modules():
                 cuda.multiply_rows_together(module)
         for module in model.outer_modules():
             cuda.multiply_rows_together(module)
-        cuda.compile_kernels(prompt_of)
+        cuda.compile_kernels(partial(self._prompt, shard, model))
 
     def unload_shard(self, shard: Shard) -> None:
         loaded = self._loaded.get(shard.model_id)

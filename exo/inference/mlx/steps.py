@@ -45,7 +45,8 @@ class ShardSteps:
                 parts.append((part, rows))
             else:
                 by_row[rows.start] = arrived
-        states = self._run(parts, mx.array(batch.token_ids), hidden_states, by_row)
+        received = None if hidden_states is None else _to_mlx(hidden_states)
+        states = self._run(parts, mx.array(batch.token_ids), received, by_row)
         outputs = [by_row[row] for row in sorted(by_row)]
         finals = [final for _, final in self._final]
         if self._looks_ahead:
@@ -65,21 +66,35 @@ class ShardSteps:
         self,
         parts: list[tuple[Slice, slice]],
         token_ids: mx.array,
-        hidden_states: npt.NDArray[Any] | None,
+        received: mx.array | None,
         by_row: dict[int, mx.array],
     ) -> list[mx.array]:
-        """Begin these slices, whose rows in `token_ids` and hidden states are given. What comes out
-        of each goes to `by_row`, by its first row. Returns what to evaluate with it."""
-        states = self._run_together(parts, token_ids, hidden_states, by_row)
+        """Begin these slices, whose rows in `token_ids` and in what was received are given; those
+        that decode in company together. What comes out of each goes to `by_row`, by its first row.
+        Returns what to evaluate with it."""
+        start, end = self._shard.start_layer, self._shard.end_layer
+        states: list[mx.array] = []
+        of_id = {part.sequence_id: (part, rows.start) for part, rows in parts}
+        for company in self.sequences.companies(part for part, _ in parts):
+            chosen = [of_id[sequence_id][1] for sequence_id in company.ids]
+            these = mx.array(chosen)
+            rows_in = None if received is None else received[these]
+            output = self._model.forward_together(
+                start, end, token_ids[these], rows_in, company.caches
+            )
+            states += kv.arrays(company.caches)
+            for index, sequence_id in enumerate(company.ids):
+                by_row[chosen[index]] = output[index : index + 1]
+                self.sequences.advance(sequence_id, of_id[sequence_id][0].end)
         for part, rows in parts:
             if rows.start in by_row:
                 continue
             caches = self.sequences.at_start(part)
-            output = self._model.forward(
-                self._shard.start_layer,
-                self._shard.end_layer,
+            alone = self._model.forward(
+                start,
+                end,
                 token_ids[rows],
-                None if hidden_states is None else _to_mlx(hidden_states[rows]),
+                None if received is None else received[rows],
                 caches,
                 logits=part.logits,
                 want_states=part.pools,
@@ -87,52 +102,25 @@ class ShardSteps:
             self.sequences.advance(part.sequence_id, part.end)
             states += kv.arrays(caches)
             if part.pools and self._shard.is_last:
-                assert output is not None
-                self._final.append((rows, output))
-            elif output is not None:
-                by_row[rows.start] = output
-        return states
-
-    def _run_together(
-        self,
-        parts: list[tuple[Slice, slice]],
-        token_ids: mx.array,
-        hidden_states: npt.NDArray[Any] | None,
-        by_row: dict[int, mx.array],
-    ) -> list[mx.array]:
-        """The same for those of the sequences that decode in company."""
-        states: list[mx.array] = []
-        of_id = {part.sequence_id: (part, rows.start) for part, rows in parts}
-        for company in self.sequences.companies(part for part, _ in parts):
-            chosen = [of_id[sequence_id][1] for sequence_id in company.ids]
-            output = self._model.forward_together(
-                self._shard.start_layer,
-                self._shard.end_layer,
-                token_ids[mx.array(chosen)],
-                None if hidden_states is None else _to_mlx(hidden_states[chosen]),
-                company.caches,
-            )
-            states += kv.arrays(company.caches)
-            for index, sequence_id in enumerate(company.ids):
-                by_row[chosen[index]] = output[index : index + 1]
-                self.sequences.advance(sequence_id, of_id[sequence_id][0].end)
+                assert alone is not None
+                self._final.append((rows, alone))
+            elif alone is not None:
+                by_row[rows.start] = alone
         return states
 
     def _go_ahead(self, batch: ForwardBatch, by_row: dict[int, mx.array]) -> None:
         """Begin the step after this one, where all that decode in it can be foreseen."""
-        asked = [(part, rows.start) for part, rows in batch if part.sampling is not None]
-        if not asked or any(part.keeps or not ahead.is_foreseen(part) for part, _ in asked):
+        asked = [
+            (part, part.sampling, rows.start) for part, rows in batch if part.sampling is not None
+        ]
+        if not asked or any(part.keeps or not ahead.is_foreseen(part) for part, *_ in asked):
             return
-        after = [Slice(part.sequence_id, part.end, 1, part.sampling) for part, _ in asked]
+        after = [Slice(part.sequence_id, part.end, 1, how) for part, how, _ in asked]
         before = self.sequences.moments_before(after)
         if before is None:
             return
         tokens = mx.stack(
-            [
-                ahead.next_token(by_row[row][-1], part.sampling, part.end)
-                for part, row in asked
-                if part.sampling is not None
-            ]
+            [ahead.next_token(by_row[row][-1], how, part.end) for part, how, row in asked]
         )
         found: dict[int, mx.array] = {}
         numbered = [(part, slice(i, i + 1)) for i, part in enumerate(after)]
