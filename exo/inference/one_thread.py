@@ -59,9 +59,11 @@ class OneThread:
         if self._closed:
             raise EngineFailed(f"{self._name} is closed")
 
-    def close(self) -> None:
-        """Refuse what waits and what comes."""
+    def close(self, last: Callable[[], None] | None = None) -> None:
+        """Refuse what waits and what comes; if the thread was started, it runs `last` and ends."""
         self._closed = True
+        if last is not None:
+            self._calls.put(last)
         self._calls.put(None)
 
     def _serve(self) -> None:

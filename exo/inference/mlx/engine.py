@@ -300,8 +300,7 @@ class MLXEngine(InferenceEngine):
 
     async def close(self) -> None:
         # A process that ends while something is computed is aborted.
-        self._thread.post(mx.synchronize)
-        await super().close()
+        self._thread.close(mx.synchronize)
 
     def take_over(self, shard: Shard, part: Slice) -> None:
         self._steps_of(shard).sequences.take_over(part)

@@ -73,6 +73,15 @@ async def test_the_same_prompt_gives_the_same_token_however_it_is_cut(loaded: tu
     assert pieces[-1:] == whole
 
 
+async def test_it_may_be_closed_again(loaded: tuple) -> None:
+    engine, shard = loaded
+    await tokens_of(engine, shard, part(0, [5, 6, 7]))
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        await tokens_of(engine, shard, part(0, [5]))
+
+
 async def test_a_smaller_start_truncates(loaded: tuple) -> None:
     engine, shard = loaded
     await tokens_of(engine, shard, part(0, [5, 6, 7, 8, 9]))
