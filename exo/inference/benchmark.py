@@ -124,28 +124,41 @@ class EngineBenchmark:
         names = tuple(f"d{i}" for i in range(batch))
         seconds = []
         for _ in range(repetitions):
-            await self._prefill(names, context)
+            tokens = await self._prefill(names, context)
             started = time.perf_counter()
             for step in range(DECODED_TOKENS):
-                await self._step([(name, context + step, 1) for name in names], sample=True)
+                parts = [(name, context + step, 1) for name in names]
+                tokens = await self._step(parts, tokens, sample=True)
             seconds.append(time.perf_counter() - started)
             await self._engine.release(names)
         return Measurement.of(
             "decode", DECODED_TOKENS, seconds, context=context, batch=batch, threads=self._threads
         )
 
-    async def _prefill(self, names: tuple[str, ...], n: int) -> None:
+    async def _prefill(self, names: tuple[str, ...], n: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Returns the token that follows each of the prompts."""
         chunk = self._engine.prompt_chunk
+        sampled = []
         for name in names:
             for start in range(0, n, chunk):
                 length = min(chunk, n - start)
-                await self._step([(name, start, length)], sample=start + length == n)
+                part, is_end = (name, start, length), start + length == n
+                sampled.append(await self._step([part], random_tokens(length), sample=is_end))
+        return np.concatenate(sampled)
 
-    async def _step(self, parts: list[tuple[str, int, int]], *, sample: bool) -> None:
+    async def _step(
+        self,
+        parts: list[tuple[str, int, int]],
+        token_ids: np.ndarray[Any, np.dtype[np.int32]],
+        *,
+        sample: bool,
+    ) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Returns the tokens that were sampled: an engine may have begun the step that they are the
+        input of."""
         sampling = GREEDY if sample else None
         slices = tuple(Slice(name, start, length, sampling) for name, start, length in parts)
-        ids = random_tokens(sum(length for _, _, length in parts))
-        await self._engine.forward(self._shard, ForwardBatch(slices, ids), None)
+        output = await self._engine.forward(self._shard, ForwardBatch(slices, token_ids), None)
+        return np.array([token.token_id for token in output.tokens], np.int32)
 
 
 def random_tokens(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
