@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import psutil
 from exo.inference.batch import PAGE_TOKENS, CacheRoom, ForwardBatch, Slice
 from exo.inference.engine import InferenceEngine, OnProgress
 from exo.inference.mlx import caches as kv
-from exo.inference.mlx import cuda
+from exo.inference.mlx import cuda, cuda_linear
 from exo.inference.mlx.host_linear import (
     dense_bytes,
     forget,
@@ -111,6 +112,8 @@ class MLXEngine(InferenceEngine):
             self.prompt_chunk = GPU_CHUNK
         # float16 products on a CPU are 30 times slower than float32 ones.
         self._dtype = mx.float32 if self._on_cpu or precise else None
+        if precise:
+            os.environ.setdefault("MLX_ENABLE_TF32", "0")  # 10 bits of a float's 23
         if self._on_cuda and kernels is not None:
             cuda.keep_kernels(kernels)
         self._loaded: dict[str, _Loaded] = {}
@@ -250,12 +253,15 @@ class MLXEngine(InferenceEngine):
 
     def _make_ready(self, shard: Shard, model: CutModel) -> None:
         """What the first prompts would wait for, and products as fast as they can be."""
-        for index in range(shard.start_layer, shard.end_layer):
-            for module in model.layers[index].modules():
-                cuda.multiply_rows_together(module)
-        for module in model.outer_modules():
-            cuda.multiply_rows_together(module)
-        cuda.compile_kernels(partial(self._prompt, shard, model))
+        layers = model.layers[shard.start_layer : shard.end_layer]
+        modules = [module for layer in layers for module in layer.modules()]
+        with cuda.who_waits_is_told():
+            cuda_linear.multiply_fast(
+                modules + model.outer_modules(), partial(self._prompt, shard, model, 1)
+            )
+            for rows in cuda.COMPILED_ROWS:
+                self._prompt(shard, model, rows)
+        mx.clear_cache()
 
     def unload_shard(self, shard: Shard) -> None:
         loaded = self._loaded.get(shard.model_id)

@@ -1,0 +1,179 @@
+"""Quantized linear layers on an NVIDIA card: whichever kernel is fastest for so many rows.
+
+Rows of all sequences are one matrix, where mlx-lm's batches would have each read the weights. Up to
+32 are multiplied with a matrix as it is (`packed_products`), several matrices that are given the
+same rows at once; more rows with a copy of it that is unpacked for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from exo.inference.mlx import packed_products
+
+logger = logging.getLogger(__name__)
+
+ONE_BY_ONE = 7
+"""Up to so many rows MLX multiplies one after the other (`QuantizedMatmul::eval_gpu` there); for
+more it compiles a kernel, where a matrix can be unpacked as fast."""
+
+IN_FLIGHT_BYTES = 512 * 2**20
+"""Of unpacked matrices at once. MLX would begin a whole prompt's products one after the other, and
+free nothing before its card has come to it."""
+
+
+class _Alone:
+    """How a layer's rows are multiplied: by themselves."""
+
+    def product(self, module: Any, x: mx.array) -> mx.array:
+        return packed_products.multiply(x.reshape(-1, x.shape[-1]), [module])[0]
+
+
+class _Seen(_Alone):
+    """The same, and who was given which rows is remembered."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, mx.array]] = []
+
+    def product(self, module: Any, x: mx.array) -> mx.array:
+        self.calls.append((module, x))
+        return super().product(module, x)
+
+
+class _Together:
+    """Layers that are given the same rows one after the other: the first has all products computed
+    at once."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        self._modules = modules
+        self._x: mx.array | None = None
+        self._products: dict[int, mx.array] = {}
+
+    def product(self, module: Any, x: mx.array) -> mx.array:
+        if x is not self._x or id(module) not in self._products:
+            matrix = x.reshape(-1, x.shape[-1])
+            products = packed_products.multiply(matrix, self._modules)
+            self._products = dict(zip(map(id, self._modules), products, strict=True))
+            self._x = x
+        product = self._products.pop(id(module))
+        if not self._products:
+            self._x = None
+        return product
+
+
+class _Unpacked:
+    """Products with unpacked matrices, of which a few only may be there at once."""
+
+    def __init__(self) -> None:
+        self._begun_bytes = 0
+        self._before: mx.array | None = None
+
+    def product(self, x: mx.array, dense: mx.array) -> mx.array:
+        """Of rows x that earlier products went into, as those of all layers do. Lazy, but for what
+        has to be computed to have room."""
+        self._begun_bytes += dense.nbytes
+        if 2 * self._begun_bytes > IN_FLIGHT_BYTES:
+            mx.async_eval(x)  # type: ignore[no-untyped-call]
+            if self._before is not None:
+                mx.eval(self._before)
+            self._before, self._begun_bytes = x, dense.nbytes
+        return x @ dense.T
+
+
+_ALONE = _Alone()
+_UNPACKED = _Unpacked()
+
+
+def multiply_fast(modules: Iterable[nn.Module], run: Callable[[], object]) -> None:
+    """Have quantized linear layers, and embeddings as head, take the rows of all sequences as one
+    matrix, by the kernel that is fastest for so many. `run` computes a token: those that are given
+    the same rows, as the projections of queries, keys and values are, are multiplied at once."""
+    fitting: list[Any] = []
+    have_kernels: dict[object, bool] = {}
+    for module in modules:
+        base: Any = type(module)
+        if base not in (nn.QuantizedLinear, nn.QuantizedEmbedding):
+            continue
+        kind = packed_products.kind_of(module)
+        if packed_products.fits(module) and kind not in have_kernels:
+            have_kernels[kind] = _work(module)
+        fits = packed_products.fits(module) and have_kernels[kind]
+        module.__class__ = _flat_class(base, fits)
+        if fits:
+            fitting.append(module)
+    seen = _Seen()
+    for module in fitting:
+        object.__setattr__(module, "_exo_company", seen)
+    run()
+    for module in fitting:
+        object.__setattr__(module, "_exo_company", _ALONE)
+    for together in _given_the_same(seen.calls):
+        company = _Together(together)
+        for module in together:
+            object.__setattr__(module, "_exo_company", company)
+
+
+def _work(module: nn.Module) -> bool:
+    why = packed_products.why_not(module)
+    if why:
+        logger.warning(
+            "exo's kernels for %d bits do not run on this card, MLX's do: %s", module.bits, why
+        )
+    return not why
+
+
+def _given_the_same(calls: list[tuple[Any, mx.array]]) -> Iterator[list[Any]]:
+    of_rows: dict[int, list[Any]] = {}
+    for module, x in calls:
+        of_rows.setdefault(id(x), []).append(module)
+    times = Counter(id(module) for module, _ in calls)
+    for modules in of_rows.values():
+        once = [module for module in modules if times[id(module)] == 1]
+        while once:
+            alike = [m for m in once if packed_products.are_alike(m, once[0])]
+            alike = alike[: packed_products.MOST_MATRICES]
+            once = [m for m in once if not any(m is taken for taken in alike)]
+            if len(alike) > 1:
+                yield alike
+
+
+@cache
+def _flat_class(base: Any, has_kernels: bool) -> Any:
+    method = "__call__" if base is nn.QuantizedLinear else "as_linear"
+    multiply = getattr(base, method)
+
+    def flat(self: Any, x: mx.array) -> mx.array:
+        *outer, cols = x.shape
+        rows = x.size // cols
+        here = has_kernels and x.dtype == self.scales.dtype
+        if rows <= (packed_products.MOST_ROWS if here else ONE_BY_ONE):
+            if not here:
+                return multiply(self, x.reshape(rows, cols)).reshape(*outer, -1)
+            product = self._exo_company.product(self, x)
+        else:
+            dense = packed_products.unpack(self) if here else _dense(self, x.dtype)
+            product = _UNPACKED.product(x.reshape(rows, cols), dense)
+        if "bias" in self:
+            product = product + self["bias"]
+        return product.reshape(*outer, -1)
+
+    return type(base.__name__, (base,), {method: flat})
+
+
+def _dense(module: Any, dtype: mx.Dtype) -> mx.array:
+    return mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        module.group_size,
+        module.bits,
+        module.mode,
+        dtype=dtype,
+    )
