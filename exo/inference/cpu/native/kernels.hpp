@@ -82,7 +82,7 @@ struct QuantizedRows {
   int64_t flag_cols() const { return group == kSuperCols ? kUnitCols : group; }
 };
 
-inline constexpr float kPeakShare = 0.75f;  // of a group's energy in one value that makes it fine
+inline constexpr float kPeakShare = 0.9f;  // of a group's energy in one value that makes it fine
 
 enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu, kSigmoid, kRelu2 };
 
