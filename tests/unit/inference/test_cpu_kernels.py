@@ -77,6 +77,23 @@ def test_linear_is_near_with_bytes_and_exact_with_floats(bits: int, group: int) 
     assert np.sqrt((((packed.apply(x) - expected) / size) ** 2).mean()) < 0.01
 
 
+@pytest.mark.parametrize("columns", [16_384, 28_672, 29_568, 53_248])
+def test_the_widest_layers_models_have(columns: int) -> None:
+    """As those of 20, 70 (Llama, Qwen) and 405 billion parameters: panels that no cache holds."""
+    x = activations(23, columns)
+    packed = {bits: affine(37, columns, bits, 64) for bits in (4, 6)}
+    weight = mx.random.normal((37, columns)).astype(mx.bfloat16)
+    dense = native.pack_dense(raw(weight), native.DType.BF16, 37, columns)
+    packed[16] = dense, np.array(weight.astype(mx.float32))
+    for bits, (matrix, exact) in packed.items():
+        found = matrix.apply(x)
+        expected = x.astype(np.float64) @ exact.T.astype(np.float64)
+        size = np.sqrt((expected**2).mean(-1, keepdims=True)) + 1e-30
+        assert np.sqrt((((found - expected) / size) ** 2).mean()) < 0.01, bits
+        for row in (0, 22):
+            assert np.array_equal(matrix.apply(x[row : row + 1])[0], found[row]), bits
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dense_linear_is_exact_up_to_the_order_of_sums(dtype: mx.Dtype) -> None:
     weight = mx.random.normal((75, 90)).astype(dtype)
