@@ -29,18 +29,16 @@ def test_a_draw_is_that_of_the_whole_vocabulary_sorted(seed: int, position: int)
         weights = np.exp((logits[order].astype(np.float64) - logits.max()) / temperature)
         sums = np.cumsum(weights)
         uniform = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
-
-        def drawn(of_top_p: float, of_uniform: float) -> int:
+        # A millionth to either side may be another token, or have top_p keep one more.
+        sides, possible = (1 - 1e-6, 1, 1 + 1e-6), set()
+        for by in sides:
             kept = len(sums)
             if top_p < 1:
-                kept = int(np.searchsorted(sums, of_top_p * top_p * sums[-1])) + 1
-            reach = of_uniform * uniform * sums[kept - 1]
-            return int(order[min(np.searchsorted(sums, reach, side="right"), kept - 1)])
-
-        # A millionth to either side may be another token, or have top_p keep one more.
-        sides = (1 - 1e-6, 1, 1 + 1e-6)
-        found = sample(logits, params, [0] * position, position).token_id
-        assert found in {drawn(one, other) for one in sides for other in sides}
+                kept = int(np.searchsorted(sums, by * top_p * sums[-1])) + 1
+            reaches = [side * uniform * sums[kept - 1] for side in sides]
+            indices = np.searchsorted(sums, reaches, side="right")
+            possible |= {int(order[min(index, kept - 1)]) for index in indices}
+        assert sample(logits, params, [0] * position, position).token_id in possible
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 400), st.floats(0.01, 60))
