@@ -30,21 +30,24 @@ free nothing before its card has come to it."""
 
 
 class _Alone:
-    """How a layer's rows are multiplied: by themselves."""
+    """A layer whose rows are multiplied by themselves."""
 
-    def product(self, module: Any, x: mx.array) -> mx.array:
-        return packed_products.multiply(x.reshape(-1, x.shape[-1]), [module])[0]
+    def __init__(self, module: Any) -> None:
+        self._matrices = packed_products.Matrices([module])
+
+    def product(self, module: Any, x: mx.array, rows: int) -> mx.array:
+        return self._matrices.multiply(x, rows)[0]
 
 
-class _Seen(_Alone):
+class _Seen:
     """The same, and who was given which rows is remembered."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, mx.array]] = []
 
-    def product(self, module: Any, x: mx.array) -> mx.array:
+    def product(self, module: Any, x: mx.array, rows: int) -> mx.array:
         self.calls.append((module, x))
-        return super().product(module, x)
+        return packed_products.Matrices([module]).multiply(x, rows)[0]
 
 
 class _Together:
@@ -52,15 +55,15 @@ class _Together:
     at once."""
 
     def __init__(self, modules: list[Any]) -> None:
-        self._modules = modules
+        self._ids = [id(module) for module in modules]
+        self._matrices = packed_products.Matrices(modules)
         self._x: mx.array | None = None
         self._products: dict[int, mx.array] = {}
 
-    def product(self, module: Any, x: mx.array) -> mx.array:
+    def product(self, module: Any, x: mx.array, rows: int) -> mx.array:
         if x is not self._x or id(module) not in self._products:
-            matrix = x.reshape(-1, x.shape[-1])
-            products = packed_products.multiply(matrix, self._modules)
-            self._products = dict(zip(map(id, self._modules), products, strict=True))
+            products = self._matrices.multiply(x, rows)
+            self._products = dict(zip(self._ids, products, strict=True))
             self._x = x
         product = self._products.pop(id(module))
         if not self._products:
@@ -87,7 +90,6 @@ class _Unpacked:
         return x @ dense.T
 
 
-_ALONE = _Alone()
 _UNPACKED = _Unpacked()
 
 
@@ -105,7 +107,7 @@ def multiply_fast(modules: Iterable[nn.Module], run: Callable[[], object]) -> No
         if packed_products.fits(module) and kind not in have_kernels:
             have_kernels[kind] = _work(module)
         fits = packed_products.fits(module) and have_kernels[kind]
-        module.__class__ = _flat_class(base, fits)
+        module.__class__ = _flat_class(base, module.scales.dtype if fits else None)
         if fits:
             fitting.append(module)
     seen = _Seen()
@@ -113,7 +115,7 @@ def multiply_fast(modules: Iterable[nn.Module], run: Callable[[], object]) -> No
         object.__setattr__(module, "_exo_company", seen)
     run()
     for module in fitting:
-        object.__setattr__(module, "_exo_company", _ALONE)
+        object.__setattr__(module, "_exo_company", _Alone(module))
     for together in _given_the_same(seen.calls):
         company = _Together(together)
         for module in together:
@@ -145,21 +147,25 @@ def _given_the_same(calls: list[tuple[Any, mx.array]]) -> Iterator[list[Any]]:
 
 
 @cache
-def _flat_class(base: Any, has_kernels: bool) -> Any:
+def _flat_class(base: Any, dtype: mx.Dtype | None) -> Any:
+    """`dtype`: of the rows for which there are kernels of ours."""
     method = "__call__" if base is nn.QuantizedLinear else "as_linear"
     multiply = getattr(base, method)
 
     def flat(self: Any, x: mx.array) -> mx.array:
-        *outer, cols = x.shape
+        cols = x.shape[-1]
         rows = x.size // cols
-        here = has_kernels and x.dtype == self.scales.dtype
-        if rows <= (packed_products.MOST_ROWS if here else ONE_BY_ONE):
-            if not here:
-                return multiply(self, x.reshape(rows, cols)).reshape(*outer, -1)
-            product = self._exo_company.product(self, x)
-        else:
-            dense = packed_products.unpack(self) if here else _dense(self, x.dtype)
-            product = _UNPACKED.product(x.reshape(rows, cols), dense)
+        here = dtype is not None and x.dtype == dtype
+        if here and rows <= packed_products.MOST_ROWS:
+            product = self._exo_company.product(self, x, rows)
+            return product + self["bias"] if "bias" in self else product
+        *outer, _ = x.shape
+        matrix = x.reshape(rows, cols)
+        if rows <= ONE_BY_ONE:
+            return multiply(self, matrix).reshape(*outer, -1)
+        product = _UNPACKED.product(
+            matrix, packed_products.unpack(self) if here else _dense(self, x.dtype)
+        )
         if "bias" in self:
             product = product + self["bias"]
         return product.reshape(*outer, -1)

@@ -26,8 +26,9 @@ TOLERANCE = 0.02
 
 TRIED_OUTPUTS = 256
 
+_PARTS = ("weight", "scales", "biases")
 _TILE_ROWS, _TILE_OUTPUTS, _THREADS = 8, 16, 256
-_COMMENT = re.compile(r"\s*//.*$", re.MULTILINE)
+_COMMENT, _INDENT = re.compile(r"\s*//.*$", re.MULTILINE), re.compile(r"\n\s+")
 
 
 def fits(module: nn.Module) -> bool:
@@ -56,14 +57,16 @@ def why_not(module: nn.Module) -> str:
     card has not the instructions they use."""
     part = nn.Module()
     part.bits, part.group_size = module.bits, module.group_size
-    for name in ("weight", "scales", "biases"):
+    for name in _PARTS:
         part[name] = mx.contiguous(module[name][:TRIED_OUTPUTS])
     dense = mx.dequantize(part.weight, part.scales, part.biases, part.group_size, part.bits)
     x = mx.random.normal((MOST_ROWS, dense.shape[1]), key=mx.random.key(0)).astype(dense.dtype)
     want = x @ dense.T
+    few = x[:2].reshape(2, 1, -1)
     try:
-        together = [y for n in range(1, MOST_MATRICES + 1) for y in multiply(x[:1], [part] * n)]
-        found = [multiply(x, [part])[0], x @ unpack(part).T, *together]
+        found = [Matrices([part]).multiply(x, MOST_ROWS)[0], x @ unpack(part).T]
+        for count in range(1, MOST_MATRICES + 1):
+            found += [y.reshape(2, -1) for y in Matrices([part] * count).multiply(few, 2)]
         off = mx.max(mx.stack([mx.max(mx.abs(one - want[: len(one)])) for one in found]))
         is_right = bool(np.array(off <= TOLERANCE * mx.max(mx.abs(want))))
     except RuntimeError as error:
@@ -71,36 +74,42 @@ def why_not(module: nn.Module) -> str:
     return "" if is_right else "they compute something else"
 
 
-def multiply(x: mx.array, modules: Sequence[nn.Module]) -> list[mx.array]:
-    """The products of x (rows, columns), of the dtype of the scales, with the matrices of layers
-    that are alike: (rows, outputs) each. At most MOST_ROWS rows and MOST_MATRICES matrices."""
-    rows, first = x.shape[0], modules[0]
-    outputs = [module.weight.shape[0] for module in modules]
-    inputs = [x]
-    for module in modules:
-        inputs += (module.weight, module.scales, module.biases)
-    tiles = 1 if rows <= _TILE_ROWS else MOST_ROWS // _TILE_ROWS
-    products: list[mx.array] = _few_rows(len(modules))(
-        inputs=inputs,
-        template=[
-            ("T", x.dtype),
-            ("BITS", first.bits),
-            ("GROUP", first.group_size),
-            ("ROW_TILES", tiles),
-        ],
-        grid=(sum(-(-count // _TILE_OUTPUTS) for count in outputs) * _THREADS, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(rows, count) for count in outputs],
-        output_dtypes=[x.dtype] * len(outputs),
-    )
-    return products
+class Matrices:
+    """Layers' matrices that are alike, MOST_MATRICES at most, to be multiplied with the same rows.
+    Every step asks each layer, so what is the same each time is put together once."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        first, count = modules[0], len(modules)
+        self._modules = modules
+        self._outputs = [module.weight.shape[0] for module in modules]
+        self._dtypes = [first.scales.dtype] * count
+        self._kernel = _few_rows(count)
+        blocks = sum(-(-outputs // _TILE_OUTPUTS) for outputs in self._outputs)
+        self._grid = (blocks * _THREADS, 1, 1)
+        kind = [("T", first.scales.dtype), ("BITS", first.bits), ("GROUP", first.group_size)]
+        self._few = [*kind, ("ROW_TILES", 1)]
+        self._more = [*kind, ("ROW_TILES", MOST_ROWS // _TILE_ROWS)]
+
+    def multiply(self, x: mx.array, rows: int) -> list[mx.array]:
+        """Products of x (..., columns), of the scales' dtype, that has so many rows, MOST_ROWS at
+        most: (..., outputs) for each matrix."""
+        outer = x.shape[:-1]
+        products: list[mx.array] = self._kernel(
+            inputs=[x, *(module[name] for module in self._modules for name in _PARTS)],
+            template=self._few if rows <= _TILE_ROWS else self._more,
+            grid=self._grid,
+            threadgroup=(_THREADS, 1, 1),
+            output_shapes=[(*outer, outputs) for outputs in self._outputs],
+            output_dtypes=self._dtypes,
+        )
+        return products
 
 
 def unpack(module: nn.Module) -> mx.array:
     """The layer's matrix (outputs, columns), as its scales' dtype."""
     outputs, words = module.weight.shape
     unpacked: mx.array = _unpack()(
-        inputs=[module.weight, module.scales, module.biases],
+        inputs=[module[name] for name in _PARTS],
         template=[
             ("T", module.scales.dtype),
             ("BITS", module.bits),
@@ -122,10 +131,11 @@ def _few_rows(matrices: int) -> Any:
     source = f"""
         const Packed<T> matrices[] = {{{packed}}};
         T* const products[] = {{{products}}};
-        few_rows<T, BITS, GROUP, ROW_TILES>(x, x_shape[0], x_shape[1], matrices, products);
+        int rows = 1;
+        for (int i = 0; i + 1 < x_ndim; ++i) rows *= x_shape[i];
+        few_rows<T, BITS, GROUP, ROW_TILES>(x, rows, x_shape[x_ndim - 1], matrices, products);
     """
-    of_matrix = [(f"weight{i}", f"scales{i}", f"biases{i}") for i in numbered]
-    inputs = ["x", *(name for names in of_matrix for name in names)]
+    inputs = ["x", *(f"{name}{i}" for i in numbered for name in _PARTS)]
     return _kernel(f"few_rows_{matrices}", inputs, [f"out{i}" for i in numbered], source)
 
 
@@ -136,12 +146,13 @@ def _unpack() -> Any:
         unpack<T, BITS, GROUP>(
             {weight, scales, biases, outputs}, weight_shape[1] * 32 / BITS, out);
     """
-    return _kernel("unpack", ["weight", "scales", "biases"], ["out"], source)
+    return _kernel("unpack", list(_PARTS), ["out"], source)
 
 
 def _kernel(name: str, inputs: list[str], outputs: list[str], source: str) -> Any:
-    # MLX hashes the whole text whenever a kernel is used.
-    header = _COMMENT.sub("", Path(__file__).with_suffix(".cuh").read_text())
+    # MLX puts together and hashes the whole text whenever a kernel is used.
+    text = Path(__file__).with_suffix(".cuh").read_text()
+    header = _INDENT.sub("\n", _COMMENT.sub("", text))
     return mx.fast.cuda_kernel(
         name=name, input_names=inputs, output_names=outputs, header=header, source=source
     )

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ from mlx import nn
 
 from exo.inference.mlx import cuda, cuda_linear, packed_products
 from exo.inference.mlx.cut_model import CutModel
+from exo.inference.mlx.packed_products import Matrices
 
 
 def half(module: nn.Module) -> nn.Module:
@@ -33,7 +33,11 @@ class NoCard:
         self.multiplied: list[tuple[tuple[int, ...], int]] = []
         self.unpacked = 0
 
-    def multiply(self, x: mx.array, modules: Sequence[nn.Module]) -> list[mx.array]:
+    def multiply(
+        self, matrices: packed_products.Matrices, x: mx.array, rows: int
+    ) -> list[mx.array]:
+        assert rows == x.size // x.shape[-1]
+        modules = matrices._modules
         self.multiplied.append((x.shape, len(modules)))
         return [
             mx.quantized_matmul(
@@ -52,7 +56,8 @@ class NoCard:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> NoCard:
     card = NoCard()
-    monkeypatch.setattr(packed_products, "multiply", card.multiply)
+    monkeypatch.setattr(packed_products, "_few_rows", lambda matrices: None)
+    monkeypatch.setattr(Matrices, "multiply", lambda self, x, rows: card.multiply(self, x, rows))
     monkeypatch.setattr(packed_products, "unpack", card.unpack)
     return card
 
@@ -93,7 +98,7 @@ def test_rows_are_multiplied_together(
     np.testing.assert_allclose(np.array(found), alone, rtol=0.02, atol=0.02)
     rows = x.size // 128
     few = rows <= packed_products.MOST_ROWS
-    assert card.multiplied == ([((rows, 128), 1)] if few and bits != 6 else [])
+    assert card.multiplied == ([(shape, 1)] if few and bits != 6 else [])
     assert card.unpacked == (not few and bits != 6)
 
 
@@ -146,7 +151,7 @@ def test_an_embedding_as_head_does_so_too(card: NoCard) -> None:
     cuda_linear.multiply_fast([embedding], lambda: embedding.as_linear(x))
     card.multiplied.clear()
     np.testing.assert_allclose(np.array(embedding.as_linear(x)), alone, rtol=0.02, atol=0.02)
-    assert card.multiplied == [((3, 64), 1)]
+    assert card.multiplied == [((3, 1, 64), 1)]
     np.testing.assert_array_equal(np.array(embedding(mx.array([[7]]))), looked_up)
 
 
@@ -180,12 +185,12 @@ def test_kernels_that_fail_are_not_used(
 ) -> None:
     """Older cards have not the instructions; and nobody has seen all kinds of cards."""
 
-    def failing(x: mx.array, modules: Sequence[nn.Module]) -> list[mx.array]:
+    def failing(matrices: Matrices, x: mx.array, rows: int) -> list[mx.array]:
         if fails == "raises":
             raise RuntimeError("Failed to compile kernel: mma.sync needs sm_80")
-        return [1.1 * one for one in card.multiply(x, modules)]
+        return [1.1 * one for one in card.multiply(matrices, x, rows)]
 
-    monkeypatch.setattr(packed_products, "multiply", failing)
+    monkeypatch.setattr(Matrices, "multiply", failing)
     linear = half(nn.QuantizedLinear(64, 32, group_size=32, bits=8))
     x = rows_of((3, 64))
     want = np.array(linear(x))

@@ -105,8 +105,9 @@ def test_kernels_on_a_card() -> None:
                 layer.scales, layer.biases = layer.scales.astype(dtype), layer.biases.astype(dtype)
                 layers.append(layer)
             x = mx.random.normal((32, cols), key=mx.random.key(0)).astype(dtype)
-            for layer, found in zip(layers, packed_products.multiply(x, layers), strict=True):
+            together = packed_products.Matrices(layers).multiply(x, 32)
+            for layer, found in zip(layers, together, strict=True):
                 assert not packed_products.why_not(layer)
                 for rows in (1, 2, 7, 8, 9, 16, 17, 31):
-                    [fewer] = packed_products.multiply(x[:rows], [layer])
+                    [fewer] = packed_products.Matrices([layer]).multiply(x[:rows], rows)
                     np.testing.assert_array_equal(floats(fewer), floats(found)[:rows])
