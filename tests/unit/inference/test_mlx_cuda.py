@@ -11,6 +11,7 @@ import pytest
 import quantized_files
 import zoo
 from mlx import nn
+from no_card import NoCard
 
 from exo.inference.mlx import cuda, cuda_linear, packed_products
 from exo.inference.mlx.cut_model import CutModel
@@ -26,39 +27,10 @@ def half(module: nn.Module) -> nn.Module:
     return module
 
 
-class NoCard:
-    """In place of the kernels, which only a card has: MLX's products, and what was asked for."""
-
-    def __init__(self) -> None:
-        self.multiplied: list[tuple[tuple[int, ...], int]] = []
-        self.unpacked = 0
-
-    def multiply(
-        self, matrices: packed_products.Matrices, x: mx.array, rows: int
-    ) -> list[mx.array]:
-        assert rows == x.size // x.shape[-1]
-        modules = matrices._modules
-        self.multiplied.append((x.shape, len(modules)))
-        return [
-            mx.quantized_matmul(
-                x, m.weight, m.scales, m.biases, group_size=m.group_size, bits=m.bits
-            )
-            for m in modules
-        ]
-
-    def unpack(self, module: nn.Module) -> mx.array:
-        self.unpacked += 1
-        return mx.dequantize(
-            module.weight, module.scales, module.biases, module.group_size, module.bits
-        )
-
-
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> NoCard:
     card = NoCard()
-    monkeypatch.setattr(packed_products, "_few_rows", lambda matrices: None)
-    monkeypatch.setattr(Matrices, "multiply", lambda self, x, rows: card.multiply(self, x, rows))
-    monkeypatch.setattr(packed_products, "unpack", card.unpack)
+    card.replace(monkeypatch)
     return card
 
 
