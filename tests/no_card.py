@@ -17,9 +17,7 @@ class NoCard:
         self.multiplied: list[tuple[tuple[int, ...], int]] = []
         self.unpacked = 0
 
-    def multiply(
-        self, matrices: packed_products.Matrices, x: mx.array, rows: int
-    ) -> list[mx.array]:
+    def multiply(self, matrices: Matrices, x: mx.array, rows: int) -> list[mx.array]:
         assert rows == x.size // x.shape[-1]
         modules = matrices._modules
         self.multiplied.append((x.shape, len(modules)))

@@ -81,8 +81,6 @@ struct Pair {
 using __half2 = Pair<__half>;
 using __nv_bfloat162 = Pair<__nv_bfloat16>;
 
-inline __half __float2half(float value) { return __half(value); }
-inline __nv_bfloat16 __float2bfloat16(float value) { return __nv_bfloat16(value); }
 inline float __bfloat162float(__nv_bfloat16 value) { return value; }
 inline __half2 __half2half2(__half value) { return {value, value}; }
 inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 value) { return {value, value}; }
@@ -120,7 +118,7 @@ inline void launch(int blocks, int threads, const std::function<void()>& kernel)
   for (int block = 0; block < blocks; ++block) {
     Block waits(threads);
     running = &waits;
-    std::vector<std::jthread> started;
+    std::vector<std::thread> started;
     for (int i = 0; i < threads; ++i) {
       started.emplace_back([=, &kernel] {
         threadIdx.x = i;
@@ -128,6 +126,9 @@ inline void launch(int blocks, int threads, const std::function<void()>& kernel)
         blockDim.x = threads;
         kernel();
       });
+    }
+    for (std::thread& thread : started) {
+      thread.join();
     }
   }
 }

@@ -1,7 +1,7 @@
 // The kernels of exo/inference/mlx/packed_products.cuh as functions that Python can call.
 
 #include "cuda.hpp"
-//
+// What a card's compiler has of itself comes first.
 #include "packed_products.cuh"
 
 namespace {
@@ -11,8 +11,8 @@ using namespace mlx::core::cu;
 constexpr int threads = warps * 32;
 
 template <typename T, int bits, int group>
-void run_few_rows(const T* x, int rows, int cols, const Packed<T> (&matrices)[2],
-                  T* const (&out)[2]) {
+void run(const T* x, int rows, int cols, const Packed<T> (&matrices)[2], T* const (&out)[2],
+         T* const (&unpacked)[2]) {
   int blocks = 0;
   for (const Packed<T>& matrix : matrices) {
     blocks += (matrix.outputs + tile_outputs - 1) / tile_outputs;
@@ -21,12 +21,6 @@ void run_few_rows(const T* x, int rows, int cols, const Packed<T> (&matrices)[2]
     rows <= tile_rows ? few_rows<T, bits, group, 1>(x, rows, cols, matrices, out)
                       : few_rows<T, bits, group, 4>(x, rows, cols, matrices, out);
   });
-}
-
-template <typename T, int bits, int group>
-void run(const T* x, int rows, int cols, const Packed<T> (&matrices)[2], T* const (&out)[2],
-         T* const (&unpacked)[2]) {
-  run_few_rows<T, bits, group>(x, rows, cols, matrices, out);
   for (int i = 0; i < 2; ++i) {
     const int words = matrices[i].outputs * (cols * bits / 32);
     launch((words + threads - 1) / threads, threads,

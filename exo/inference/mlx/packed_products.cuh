@@ -2,53 +2,53 @@
 
 namespace mlx::core::cu {
 
-__device__ __forceinline__ unsigned as_word(__half2 pair) {
-  return *reinterpret_cast<unsigned*>(&pair);
+template <typename To, typename From>
+__device__ __forceinline__ To as(From value) {
+  return *reinterpret_cast<To*>(&value);
 }
 
-__device__ __forceinline__ unsigned as_word(__nv_bfloat162 pair) {
-  return *reinterpret_cast<unsigned*>(&pair);
+__device__ __forceinline__ __half2 twice(__half value) { return __half2half2(value); }
+
+__device__ __forceinline__ __nv_bfloat162 twice(__nv_bfloat16 value) {
+  return __bfloat162bfloat162(value);
 }
 
-/// The weights `scale * q + bias` of a group, two at a time out of a word of packed ones.
+/// The weights `scale * q + bias` of a group, two at a time. `base` is the bits of two numbers
+/// whose lowest bits count ones: with q in these they are base + q.
+template <typename T, unsigned base>
+struct BasedGroup {
+  using Two = decltype(twice(T()));
+  Two scale, bias;
+  __device__ BasedGroup(T s, T b) : scale(twice(s)), bias(twice(b)) {}
+  __device__ unsigned weights(unsigned based) const {
+    return as<unsigned>(__hfma2(__hsub2(as<Two>(based), as<Two>(base)), scale, bias));
+  }
+};
+
+template <typename T>
+constexpr unsigned base_of = 0x64006400u;  // 1024
+template <>
+constexpr unsigned base_of<__nv_bfloat16> = 0x43004300u;  // 128
+
+/// The weights of a group, out of a word of packed ones.
 template <typename T, int bits>
 struct Group;
 
-template <>
-struct Group<__half, 4> {
-  __half2 scale, bias;
-  __device__ Group(__half s, __half b) : scale(__half2half2(s)), bias(__half2half2(b)) {}
+template <typename T>
+struct Group<T, 4> : BasedGroup<T, base_of<T>> {
+  using BasedGroup<T, base_of<T>>::BasedGroup;
   /// Weights p and p + 4.
   __device__ unsigned pair(unsigned word, int p) const {
-    // Half-precision 1024 with q in its lowest bits is 1024 + q.
-    unsigned q = ((word >> (4 * p)) & 0x000f000fu) | 0x64006400u;
-    const __half2 v = __hsub2(*reinterpret_cast<__half2*>(&q), __half2half2(__float2half(1024.0f)));
-    return as_word(__hfma2(v, scale, bias));
+    return this->weights(((word >> (4 * p)) & 0x000f000fu) | base_of<T>);
   }
 };
 
 template <>
-struct Group<__nv_bfloat16, 4> {
-  __nv_bfloat162 scale, bias;
-  __device__ Group(__nv_bfloat16 s, __nv_bfloat16 b)
-      : scale(__bfloat162bfloat162(s)), bias(__bfloat162bfloat162(b)) {}
-  __device__ unsigned pair(unsigned word, int p) const {
-    unsigned q = ((word >> (4 * p)) & 0x000f000fu) | 0x43004300u;  // 128 + q
-    const __nv_bfloat162 v = __hsub2(*reinterpret_cast<__nv_bfloat162*>(&q),
-                                     __bfloat162bfloat162(__float2bfloat16(128.0f)));
-    return as_word(__hfma2(v, scale, bias));
-  }
-};
-
-template <>
-struct Group<__half, 8> {
-  __half2 scale, bias;
-  __device__ Group(__half s, __half b) : scale(__half2half2(s)), bias(__half2half2(b)) {}
+struct Group<__half, 8> : BasedGroup<__half, base_of<__half>> {
+  using BasedGroup::BasedGroup;
   /// Weights 2 p and 2 p + 1.
   __device__ unsigned pair(unsigned word, int p) const {
-    unsigned q = __byte_perm(word, 0x64646464u, p == 0 ? 0x4140 : 0x4342);
-    const __half2 v = __hsub2(*reinterpret_cast<__half2*>(&q), __half2half2(__float2half(1024.0f)));
-    return as_word(__hfma2(v, scale, bias));
+    return weights(__byte_perm(word, base_of<__half>, p == 0 ? 0x5150 : 0x5352));
   }
 };
 
@@ -58,12 +58,12 @@ struct Group<__nv_bfloat16, 8> {
   __device__ Group(__nv_bfloat16 s, __nv_bfloat16 b)
       : scale(__bfloat162float(s)), bias(__bfloat162float(b)) {}
   __device__ float one(unsigned word, int i) const {
-    // A bfloat16 has too few bits for the trick above; a float's 2^23 with q in the lowest has not.
+    // A bfloat16 has no eight bits that count ones; a float's 2^23 has.
     const float v = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
     return fmaf(v, scale, bias);
   }
   __device__ unsigned pair(unsigned word, int p) const {
-    return as_word(__floats2bfloat162_rn(one(word, 2 * p), one(word, 2 * p + 1)));
+    return as<unsigned>(__floats2bfloat162_rn(one(word, 2 * p), one(word, 2 * p + 1)));
   }
 };
 

@@ -68,12 +68,8 @@ def read(pace: Pace, a: float, c: float, prompts: int = 40) -> None:
 @pytest.mark.parametrize(
     ("members", "a", "c", "expected"),
     [
-        (
-            1,
-            0.006,
-            0.000115,
-            1024,
-        ),  # an H100, 7 B in 4 bits: 2048 tokens take no quarter of a second
+        # An H100, 7 B in 4 bits: 2048 tokens take no quarter of a second.
+        (1, 0.006, 0.000115, 1024),
         (1, 0.016, 0.0014, 256),  # an M2 Max, 8 B in 4 bits
         (1, 0.001, 0.0001, 2048),
         (2, 0.006, 0.000115, 256),
