@@ -39,15 +39,16 @@ class _Alone:
         return self._matrices.multiply(x, rows)[0]
 
 
-class _Seen:
-    """The same, and who was given which rows is remembered."""
+class _Seen(_Alone):
+    """The same, and that it was given these rows is remembered."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, mx.array]] = []
+    def __init__(self, module: Any, calls: list[tuple[Any, mx.array]]) -> None:
+        super().__init__(module)
+        self._calls = calls
 
     def product(self, module: Any, x: mx.array, rows: int) -> mx.array:
-        self.calls.append((module, x))
-        return packed_products.Matrices([module]).multiply(x, rows)[0]
+        self._calls.append((module, x))
+        return super().product(module, x, rows)
 
 
 class _Together:
@@ -71,26 +72,22 @@ class _Together:
         return product
 
 
-class _Unpacked:
-    """Products with unpacked matrices, of which a few only may be there at once."""
+class _InFlight:
+    """A model's unpacked matrices, of which a few only may be there at once."""
 
     def __init__(self) -> None:
         self._begun_bytes = 0
         self._before: mx.array | None = None
 
-    def product(self, x: mx.array, dense: mx.array) -> mx.array:
-        """Of rows x that earlier products went into, as those of all layers do. Lazy, but for what
-        has to be computed to have room."""
-        self._begun_bytes += dense.nbytes
+    def make_room(self, x: mx.array, needed_bytes: int) -> None:
+        """For a matrix to multiply rows x with, which earlier products went into, as those of all
+        layers do: some of these are computed now."""
+        self._begun_bytes += needed_bytes
         if 2 * self._begun_bytes > IN_FLIGHT_BYTES:
             mx.async_eval(x)  # type: ignore[no-untyped-call]
             if self._before is not None:
                 mx.eval(self._before)
-            self._before, self._begun_bytes = x, dense.nbytes
-        return x @ dense.T
-
-
-_UNPACKED = _Unpacked()
+            self._before, self._begun_bytes = x, needed_bytes
 
 
 def multiply_fast(modules: Iterable[nn.Module], run: Callable[[], object]) -> None:
@@ -99,24 +96,28 @@ def multiply_fast(modules: Iterable[nn.Module], run: Callable[[], object]) -> No
     the same rows, as the projections of queries, keys and values are, are multiplied at once."""
     fitting: list[Any] = []
     have_kernels: dict[object, bool] = {}
+    in_flight = _InFlight()
     for module in modules:
         base: Any = type(module)
         if base not in (nn.QuantizedLinear, nn.QuantizedEmbedding):
             continue
-        kind = packed_products.kind_of(module)
-        if packed_products.fits(module) and kind not in have_kernels:
-            have_kernels[kind] = _work(module)
-        fits = packed_products.fits(module) and have_kernels[kind]
+        fits = packed_products.fits(module)
+        if fits:
+            kind = packed_products.kind_of(module)
+            if kind not in have_kernels:
+                have_kernels[kind] = _work(module)
+            fits = have_kernels[kind]
         module.__class__ = _flat_class(base, module.scales.dtype if fits else None)
+        object.__setattr__(module, "_exo_in_flight", in_flight)
         if fits:
             fitting.append(module)
-    seen = _Seen()
+    calls: list[tuple[Any, mx.array]] = []
     for module in fitting:
-        object.__setattr__(module, "_exo_company", seen)
+        object.__setattr__(module, "_exo_company", _Seen(module, calls))
     run()
     for module in fitting:
         object.__setattr__(module, "_exo_company", _Alone(module))
-    for together in _given_the_same(seen.calls):
+    for together in _given_the_same(calls):
         company = _Together(together)
         for module in together:
             object.__setattr__(module, "_exo_company", company)
@@ -163,9 +164,9 @@ def _flat_class(base: Any, dtype: mx.Dtype | None) -> Any:
         matrix = x.reshape(rows, cols)
         if rows <= ONE_BY_ONE:
             return multiply(self, matrix).reshape(*outer, -1)
-        product = _UNPACKED.product(
-            matrix, packed_products.unpack(self) if here else _dense(self, x.dtype)
-        )
+        self._exo_in_flight.make_room(matrix, self.scales.shape[0] * matrix.nbytes // rows)
+        dense = packed_products.unpack(self) if here else _dense(self, x.dtype)
+        product = matrix @ dense.T
         if "bias" in self:
             product = product + self["bias"]
         return product.reshape(*outer, -1)
