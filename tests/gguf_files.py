@@ -39,6 +39,12 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
+    "qwen3_next": "qwen3next",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan": "hunyuan-moe",
+    "mellum": "mellum",
+    "dots1": "dots1",
+    "bailing_moe": "bailingmoe2",
     "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
     "gpt_neox": "gptneox",
@@ -69,12 +75,16 @@ ARCHITECTURES = {
 }
 """`general.architecture` by model_type."""
 
+_NAMED_LIKE = {"mellum": "qwen3moe"}
+"""Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
+
 _PERMUTED = (
     "llama",
     "smollm3",
     "granite",
     "mistral3",
     "minicpm",
+    "internlm2",
     "granitemoe",
     "granitehybrid",
 )
@@ -130,7 +140,7 @@ def _own_name(name: str, names: Any) -> str:
     if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
         return f"blk.{sinks[1]}.attn_sinks.weight"
     if shared := re.fullmatch(
-        r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.shared_experts?\.(\w+)_proj", module
+        r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.shared_(?:experts?|mlp)\.(\w+)_proj", module
     ):
         return f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{kind}"
     if name.endswith("shared_expert_gate.weight"):
@@ -139,7 +149,7 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{switched[1]}.ffn_{'up' if switched[2] == '1' else 'down'}_exps.{kind}"
     if name.endswith((".mamba.D", ".mixer.D")):
         return f"blk.{name.split('.')[2]}.ssm_d"
-    if name.endswith("mlp.gate.weight"):
+    if name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mlp.gate.gate_proj.weight")):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp.{kind}"
     if latent := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(embed_q|unembed_out)", module):
         part = "attn_k_b" if latent[2] == "embed_q" else "attn_v_b"
@@ -175,10 +185,12 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
         numbers = numbers[:, None]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         numbers = numbers.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
-    if "query_key_value" in name:
+    if "query_key_value" in name and config["model_type"] == "gpt_neox":
         by_head = numbers.reshape(config["num_attention_heads"], 3, -1)
         return by_head.swapaxes(0, 1).reshape(numbers.shape)
     if "linear_attn" not in name or name.endswith("linear_attn.norm.weight"):
+        return numbers
+    if config["model_type"] == "qwen3_next":
         return numbers
     heads, width = config["linear_num_value_heads"], config["linear_value_head_dim"]
     per_key = heads // config["linear_num_key_heads"]
@@ -313,7 +325,7 @@ def _routed(config: dict[str, Any]) -> dict[str, Any]:
 
 def _hunyuan(config: dict[str, Any]) -> dict[str, Any]:
     alpha = (config.get("rope_scaling") or {}).get("alpha", 1.0)
-    dims = config["head_dim"]
+    dims = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return {"rope.freq_base": config["rope_theta"] * alpha ** (dims / (dims - 2))}
 
 
@@ -417,6 +429,32 @@ def _llama4(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mellum(config: dict[str, Any]) -> dict[str, Any]:
+    full, sliding = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return {
+        "attention.sliding_window_pattern": kinds,
+        "rope.freq_base": full["rope_theta"],
+        "rope.freq_base_swa": sliding["rope_theta"],
+        "rope.scaling.type": full["rope_type"],
+        "rope.scaling.factor": full["factor"],
+        "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+    }
+
+
+def _ling(config: dict[str, Any]) -> dict[str, Any]:
+    """See BailingMoeV2Model and Dots1Model of llama.cpp's conversion."""
+    shared = config.get("n_shared_experts", config.get("num_shared_experts"))
+    return {
+        **_routed(
+            {"n_routed_experts": config.get("num_experts"), **config, "n_shared_experts": shared}
+        ),
+        "expert_gating_func": 2,
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+    }
+
+
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "gemma3n": _gemma3n,
@@ -435,6 +473,28 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]
     },
     "glm4_moe": _routed,
+    "dots1": _ling,
+    "bailing_moe": _ling,
+    "ernie4_5_moe": lambda config: {
+        "expert_count": config["moe_num_experts"],
+        "expert_used_count": config["moe_k"],
+        "expert_shared_count": config.get("moe_num_shared_experts"),
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"]
+        * config.get("moe_num_shared_experts", 0),
+        "interleave_moe_layer_step": config.get("moe_layer_interval", 1),
+        "leading_dense_block_count": config.get("moe_layer_start_index", 0),
+    },
+    "hunyuan": lambda config: {
+        **_hunyuan(config),
+        "expert_used_count": config["moe_topk"],
+        "expert_shared_count": config["num_shared_expert"],
+        "expert_shared_feed_forward_length": config["intermediate_size"],
+    },
+    "mellum": _mellum,
+    "qwen3_next": lambda config: {
+        "rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"]),
+        "rope.freq_base": config["rope_theta"],
+    },
     "llama4": _llama4,
     "minimax": lambda config: {
         "rope.dimension_count": config["rotary_dim"],
@@ -459,9 +519,9 @@ def quantized(
     return blocks.reshape(*numbers.shape[:-1], -1)
 
 
-def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
-    """Granite's shared experts, which stand apart in GGUF, and Gemma 3n's projections of streams,
-    which are one tensor there."""
+def _split(tensors: dict[str, mx.array], config: dict[str, Any]) -> Iterator[tuple[str, mx.array]]:
+    """Granite's shared experts and Qwen3-Next's projections, which stand apart in GGUF, and Gemma
+    3n's projections of streams, which are one tensor there."""
     lists: dict[str, list[mx.array]] = {}
     for name, array in sorted(tensors.items()):
         if one := re.fullmatch(r"(.*altup\w*_projections)\.\d\.weight", name):
@@ -470,7 +530,16 @@ def _split(tensors: dict[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
     for name, array in tensors.items():
         if "altup" in name and "_projections." in name:
             continue
-        if "shared_mlp.input_linear" in name:
+        if name.endswith("in_proj_qkvz.weight"):  # see Qwen3NextModel of conversion/qwen.py
+            heads, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+            wide = values // heads * config["linear_value_head_dim"]
+            own = config["linear_key_head_dim"]
+            each = array.reshape(heads, -1, array.shape[-1])
+            parts = mx.split(each, [own, 2 * own, 2 * own + wide], axis=1)
+            q, k, v, z = (part.reshape(-1, array.shape[-1]) for part in parts)
+            yield name.replace("qkvz", "qkv"), mx.concatenate([q, k, v])
+            yield name.replace("qkvz", "z"), z
+        elif "shared_mlp.input_linear" in name:
             gate, up = mx.split(array, 2, axis=0)
             yield name.replace("shared_mlp.input_linear", "mlp.shared_expert.gate_proj"), gate
             yield name.replace("shared_mlp.input_linear", "mlp.shared_expert.up_proj"), up
@@ -500,23 +569,48 @@ def _latents(
     return found
 
 
+Named = list[tuple[str, npt.NDArray[np.float32]]]
+
+
+def _fused(tensors: Named) -> Named:
+    """As llama.cpp's converter joins them with --fuse-qkv and --fuse-gate-up-exps, see
+    prepare_qkv_fusion and modify_tensors in its conversion/base.py; of more architectures than it
+    does."""
+    found = dict(tensors)
+    joined = {
+        ("attn_q", "attn_k", "attn_v"): ("attn_qkv", 0),
+        ("ffn_gate_exps", "ffn_up_exps"): ("ffn_gate_up_exps", 1),
+    }
+    for parts, (whole, axis) in joined.items():
+        for first in [name for name in found if f".{parts[0]}." in name]:
+            names = [first.replace(parts[0], part) for part in parts]
+            has_bias = any(name.replace("weight", "bias") in found for name in names)
+            if found.keys() >= set(names) and not (axis and has_bias):
+                arrays = [found.pop(name) for name in names]
+                found[first.replace(parts[0], whole)] = np.concatenate(arrays, axis)
+    return list(found.items())
+
+
 def write_gguf(
     checkpoint: Path,
     file: Path,
     quantize: Quantize = plain,
     beside: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
     joined_latents: bool = False,
+    fused: bool = False,
     **extra: Any,
 ) -> None:
     """A GGUF file with the checkpoint's weights and a byte-level tokenizer. `extra` metadata
     replaces what would be written; None leaves it out. `quantize` may change the numbers it is
-    given, and `beside` are tensors that are written after all others."""
+    given, and `beside` are tensors that are written after all others. `fused`: what the converter
+    may join is joined."""
     config = json.loads((checkpoint / "config.json").read_text())
     config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
     if "E" in config.get("hybrid_override_pattern", ""):
         architecture = "nemotron_h_moe"
-    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = _NAMED_LIKE.get(architecture, architecture)
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tokens = [chr(33 + i) for i in range(90)]
     tokens += [f"unused{i}" for i in range(zoo.VOCABULARY - 94)] + ['!"', "#$", "<s>", "</s>"]
@@ -552,7 +646,8 @@ def write_gguf(
     tensors = mx.load(str(checkpoint / "model.safetensors"))
     if "kv_lora_rank" in config:
         tensors = _latents(tensors, config, joined_latents)
-    for name, array in _split(tensors):
+    named: Named = []
+    for name, array in _split(tensors, config):
         name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
         own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
         numbers = _as_converted(name, numbers, config)
@@ -563,6 +658,8 @@ def write_gguf(
             numbers = numbers + 1
         if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:
             numbers = numbers + 1
+        named.append((own, numbers))
+    for own, numbers in _fused(named) if fused else named:
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
         writer.add_tensor(own, quantized(numbers, kind), raw_dtype=kind)
     if architecture == "gemma4":  # of its widest heads a quarter turns

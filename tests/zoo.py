@@ -34,6 +34,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from exo.errors import ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.mlx import together
+from exo.inference.mlx.corrections import correct
 from exo.inference.mlx.engine import MLXEngine
 from exo.inference.sampling import SamplingParams
 from exo.models import file_parts
@@ -217,6 +218,15 @@ YARN = {
     "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 128,
     "llama_4_scaling_beta": 0.1,
+}
+OF_BOTH_KINDS = {
+    "full_attention": {
+        "rope_theta": 5000.0,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
 }
 _LINEAR_ATTENTION = {
     "kda_layers": [1, 2, 4, 5],
@@ -594,9 +604,10 @@ class RecordingEngine(MLXEngine):
 
 
 def unsplit_logits(folder: Path) -> list[npt.NDArray[np.float32]]:
-    """mlx-lm's own model, one sequence at a time: the logits after the prompt and after each
-    following token; [steps][sequences, vocabulary]."""
-    model, _ = load_model(folder, lazy=True)
+    """mlx-lm's own model, where it is right, one sequence at a time: the logits after the prompt
+    and after each following token; [steps][sequences, vocabulary]."""
+    model, config = load_model(folder, lazy=True)
+    correct(model, config)
     model.set_dtype(mx.float32)
     rows = []
     for prompt, following in zip(PROMPTS, FOLLOWING, strict=True):

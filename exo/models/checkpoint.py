@@ -51,6 +51,12 @@ class Tensor:
         shape = (len(rows), *self.shape[1:])
         return Tensor(self.name, self.dtype, shape, picked, self.adds_one, self.minus_exp)
 
+    def half(self, index: int) -> Tensor:
+        """A copy of the first or the second half of the second axis: of each expert's rows."""
+        first, second, *rest = self.shape
+        picked = np.ascontiguousarray(self.data.reshape(first, 2, -1)[:, index]).reshape(-1)
+        return Tensor(self.name, self.dtype, (first, second // 2, *rest), picked)
+
     def at(self, index: int) -> Tensor:
         """A view of one entry of the first axis."""
         row = self.rows(index, index + 1)

@@ -15,6 +15,7 @@ from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
 from exo.models.gguf.families.table import family_of_config
 from exo.models.gguf.file import GGUFTensor, read_gguf
+from exo.models.gguf.fused import separated
 from exo.models.gguf.names import TENSOR_SCALE, renamed
 from exo.models.weight_files import chosen_weights
 
@@ -156,7 +157,7 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
     heads = {"q_proj": int(config["num_attention_heads"]), "k_proj": kv_heads}
     head_dim = int(config["hidden_size"]) // heads["q_proj"]
     entries: dict[str, TensorEntry] = {}
-    for gguf_name, tensor in read_gguf(file).tensors.items():
+    for gguf_name, tensor in separated(read_gguf(file).tensors, family, config).items():
         if (name := renamed(gguf_name, family)) is None:
             continue
         parts = name.split(".")

@@ -15,6 +15,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
+from exo.inference.mlx.corrections import kept
+
 _MARK = "ArcCosh"
 
 Weights = dict[str, mx.array]
@@ -31,7 +33,8 @@ def classes_given(change: Callable[[Weights], Weights]) -> Classes:
         def sanitize(self: Any, weights: Weights) -> Weights:
             inherited = getattr(model_class, "sanitize", None)
             changed = change(weights)
-            return inherited(self, changed) if inherited else changed
+            dropped = kept(self, changed)
+            return {**(inherited(self, changed) if inherited else changed), **dropped}
 
         return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), arguments_class
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models import ernie4_5_moe, hunyuan
 
 from exo.errors import ModelUnsupported
 
@@ -23,6 +25,52 @@ def check_packed(config: Mapping[str, Any]) -> None:
         )
 
 
+class _NormedHunyuan(hunyuan.MoeBlock):
+    """The weights of a token's experts have a sum of 1, as in the reference (`topk_weights /
+    weight_sum`) and llama.cpp; mlx-lm's class takes them as softmax over all gave them."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gates = mx.softmax(self.gate(x), axis=-1, precise=True)
+        chosen = mx.argpartition(-gates, kth=self.top_k - 1, axis=-1)[..., : self.top_k]
+        scores = mx.take_along_axis(gates, chosen, axis=-1)
+        scores = scores / scores.sum(axis=-1, keepdims=True)
+        mixed = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2).astype(x.dtype)
+        return mixed + self.shared_mlp(x) if self.use_shared_mlp else mixed
+
+
+class _BiasedErnie(ernie4_5_moe.Ernie4_5_MoeMLP):
+    """A bias takes part in the choice of experts, not in their weights; mlx-lm's class leaves it
+    out."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gates = self.gate_act(self.gate(x).astype(mx.float32))
+        biased = gates + self.moe_statics.e_score_correction_bias
+        chosen = mx.argpartition(-biased, kth=self.k - 1, axis=-1)[..., : self.k]
+        scores = mx.take_along_axis(gates, chosen, axis=-1)
+        scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
+        mixed = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2).astype(x.dtype)
+        return mixed if self.shared_experts is None else mixed + self.shared_experts(x)
+
+
+_ERNIE_BIAS = "mlp.moe_statics.e_score_correction_bias"
+
+
+def kept(model: nn.Module, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Weights of a checkpoint that mlx-lm's class drops and should not: the model has a place for
+    them now."""
+    if not isinstance(model, ernie4_5_moe.Model):
+        return {}
+    found = {}
+    for index, layer in enumerate(model.layers):
+        name = f"model.layers.{index}.{_ERNIE_BIAS}"
+        if name in weights:
+            found[name] = weights[name].reshape(-1)
+            layer.mlp.__class__ = _BiasedErnie
+            layer.mlp.moe_statics = nn.Module()
+            layer.mlp.moe_statics.e_score_correction_bias = mx.zeros(found[name].shape)
+    return found
+
+
 def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Falcon-H1's keys have a factor (`key_multiplier`, 0.03 to 0.4 in the models there are), which
     mlx-lm and what it converted leave out: its `sanitize` looks for a `key_proj` that no checkpoint
@@ -30,3 +78,7 @@ def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
     if config.get("model_type") == "falcon_h1":
         for layer in model.layers:
             layer.self_attn.scale *= config.get("key_multiplier", 1.0)
+    if config.get("model_type") == "hunyuan":
+        for layer in model.layers:
+            if isinstance(layer.mlp, hunyuan.MoeBlock):
+                layer.mlp.__class__ = _NormedHunyuan

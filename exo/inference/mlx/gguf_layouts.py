@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from exo.models.checkpoint import Tensor
+from exo.models.delta_net_rows import Rows, ba_rows, qkvz_rows
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,6 +40,73 @@ class ValueHeads:
         """Numbers, packed words or scales [rows, value heads * as many for each]."""
         split = part.reshape(len(part), len(self._order), -1)
         return np.ascontiguousarray(split[:, self._order].reshape(len(part), -1))
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Half:
+    """Of each expert's rows."""
+
+    index: int
+
+    def shape(self, whole: Shape) -> Shape:
+        experts, rows, columns = whole
+        return experts, rows // 2, columns
+
+    def of(self, whole: Tensor) -> Tensor:
+        return whole.half(self.index)
+
+
+@dataclass(frozen=True)
+class _Some:
+    rows: Rows
+
+    def shape(self, whole: Shape) -> Shape:
+        return len(self.rows), *whole[1:]
+
+    def of(self, whole: Tensor) -> Tensor:
+        return whole.take(self.rows)
+
+
+Part = _Half | _Some
+
+
+class JoinedRows:
+    """Modules whose rows stand with another's in one tensor of the file: of each expert the gate's,
+    then the up's, and a delta net's in files of Qwen3-Next."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._parts: dict[str, dict[str, Part]] = {
+            "gate_up_proj": {"gate_proj": _Half(0), "up_proj": _Half(1)}
+        }
+        if "linear_num_key_heads" in config:
+            heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+            dims = config["linear_key_head_dim"], config["linear_value_head_dim"]
+            for names, rows in (("qkvz", qkvz_rows(*heads, *dims)), ("ba", ba_rows(*heads))):
+                apart = (names[:-1], names[-1])
+                self._parts[f"in_proj_{names}"] = {
+                    f"in_proj_{name}": _Some(own) for name, own in zip(apart, rows, strict=True)
+                }
+
+    def made_of(self, name: str, shape: Shape) -> dict[str, Shape]:
+        """The weights that are parts of one in the file, with their shapes; empty: it is wanted as
+        it is."""
+        prefix, _, module = name.removesuffix(".weight").rpartition(".")
+        if module == "gate_up_proj" and len(shape) == 2:
+            return {}  # mlx-lm's class has an MLP's joined, too
+        parts = self._parts.get(module, {})
+        return {f"{prefix}.{own}.weight": part.shape(shape) for own, part in parts.items()}
+
+    def source(self, name: str, is_there: Callable[[str], bool]) -> tuple[str, Part | None]:
+        """The tensor that a weight is in, and what it is of that; None: all."""
+        prefix, _, module = name.removesuffix(".weight").rpartition(".")
+        for joined, parts in self._parts.items():
+            stored = f"{prefix}.{joined}.weight"
+            if module in parts and not is_there(name) and is_there(stored):
+                return stored, parts[module]
+        return name, None
 
 
 _JOINED, _KEYS, _VALUES = "kv_b_proj.weight", "embed_q.weight", "unembed_out.weight"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten, tree_unflatten
 
 from exo.errors import ModelUnsupported
-from exo.inference.mlx.gguf_layouts import LatentHeads, ValueHeads
+from exo.inference.mlx.gguf_layouts import JoinedRows, LatentHeads, ValueHeads
 from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
 from exo.models.gguf.names import TENSOR_SCALE
@@ -197,7 +197,7 @@ def _packed(values: Bytes, bits: int) -> npt.NDArray[np.uint32]:
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _JOINED = {"shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_proj")}
-"""Modules of mlx-lm's whose rows are those of several in the file."""
+"""Modules of mlx-lm's Granite whose rows are those of several in the file."""
 
 
 class GGUFWeights:
@@ -210,6 +210,8 @@ class GGUFWeights:
         self._n_layers = int(config["num_hidden_layers"])
         is_tiled = bool(config.get("linear_value_heads_tiled"))
         self._value_heads = ValueHeads(config) if is_tiled else None
+        self._joined_modules = _JOINED if config["model_type"] == "granitemoehybrid" else {}
+        self._joined_rows = JoinedRows(config)
         self._latent_heads = LatentHeads(config) if config.get("kv_lora_rank") else None
         gemma = any(".post_feedforward_layernorm." in name for name in self._checkpoint.names())
         # Gemma's hidden states are larger than what float16 holds.
@@ -217,33 +219,41 @@ class GGUFWeights:
 
     def stand_ins(self) -> dict[str, mx.array]:
         """Every parameter by name, with its shape and type and nothing computed."""
-        found = {}
+        found: dict[str, mx.array] = {}
         for name in self._checkpoint.names():
             layer = _LAYER.search(name)
             if layer is not None and int(layer[1]) >= self._n_layers:
                 continue  # it guesses further tokens, which nobody asks for
             if name.endswith(TENSOR_SCALE):
                 continue  # part of what it scales
-            *outer, cols = self._checkpoint.shape(name)
+            shape, dtype = self._checkpoint.shape(name), self._checkpoint.dtype(name)
             module = name.removesuffix(".weight")
-            if bits := _bits(self._checkpoint.dtype(name)):
-                found[name] = mx.zeros((*outer, cols * bits // 32), mx.uint32)
-                for part in ("scales", "biases"):
-                    found[f"{module}.{part}"] = mx.zeros((*outer, cols // GROUP), self._dtype)
-            else:
-                found[name] = mx.zeros((*outer, cols), self._dtype)
+            parts = self._joined_rows.made_of(name, shape)
+            for made_name, made_shape in (parts or {name: shape}).items():
+                found |= self._zeros(made_name, dtype, made_shape)
             if self._latent_heads and (made := self._latent_heads.made_of(name)):
                 for part in ("weight", "scales", "biases"):
                     found.pop(f"{module}.{part}", None)
                 found |= {made_name: mx.zeros(s, self._dtype) for made_name, s in made.items()}
         for name in list(found):
             module, _, part = name.rpartition(".")
-            for whole, (first, second) in _JOINED.items():
+            for whole, (first, second) in self._joined_modules.items():
                 if module.endswith(first):
                     base = module.removesuffix(first)
                     rows = [found.pop(f"{base}{half}.{part}") for half in (first, second)]
                     found[f"{base}{whole}.{part}"] = mx.concatenate(rows)
         return found
+
+    def _zeros(self, name: str, dtype: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
+        *outer, cols = shape
+        if not (bits := _bits(dtype)):
+            return {name: mx.zeros(shape, self._dtype)}
+        module, groups = name.removesuffix(".weight"), (*outer, cols // GROUP)
+        return {
+            name: mx.zeros((*outer, cols * bits // 32), mx.uint32),
+            f"{module}.scales": mx.zeros(groups, self._dtype),
+            f"{module}.biases": mx.zeros(groups, self._dtype),
+        }
 
     def check(self, model: nn.Module) -> None:
         """Every parameter is in the files and has its shape, and nothing else is there: weights
@@ -277,15 +287,17 @@ class GGUFWeights:
 
     def _parameters(self, module: str, name: str) -> dict[str, mx.array]:
         """The parameter, and where it is one part of a quantized weight the other parts."""
-        for joined, halves in _JOINED.items():
+        for joined, halves in self._joined_modules.items():
             if module.endswith(joined):
                 base = module.removesuffix(joined)
                 return self._joined(module, [f"{base}{half}" for half in halves])
-        stored = name if name in self._checkpoint else f"{module}.weight"
+        wanted = name if name in self._checkpoint else f"{module}.weight"
+        stored, part = self._joined_rows.source(wanted, self._checkpoint.__contains__)
         if self._latent_heads is not None and stored not in self._checkpoint:
             made = self._latent_heads.make(stored, self._numbers)
             return {stored: mx.array(made).astype(self._dtype)}
         tensor = self._checkpoint.tensor(stored)
+        tensor = part.of(tensor) if part is not None else tensor
         heads = self._value_heads if ".linear_attn." in stored else None
         is_out = stored.endswith(".out_proj.weight")
         if heads and not is_out:
@@ -293,9 +305,10 @@ class GGUFWeights:
         if not _bits(tensor.dtype):
             numbers = tensor.floats()
             numbers = heads.columns(numbers) if heads and is_out else numbers
-            return {stored: mx.array(numbers).astype(self._dtype)}
+            return {wanted: mx.array(numbers).astype(self._dtype)}
         weight, scales, offsets = affine(tensor)
-        if (of_all := f"{module}.{TENSOR_SCALE}") in self._checkpoint:
+        of_all = f"{stored.removesuffix('.weight')}.{TENSOR_SCALE}"
+        if of_all in self._checkpoint:
             factor = self._checkpoint.tensor(of_all).floats()  # one, or one for each expert
             factor = factor.reshape(-1, *[1] * (scales.ndim - 1))
             scales, offsets = scales * factor, offsets * factor

@@ -44,9 +44,21 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 TWINS = ("mistral", "kimi_k2", "falcon")
 """Names that mlx-lm has for another family's class, or for none (test_falcon.py)."""
+CHOSEN: dict[str, dict[str, Any]] = {
+    "hunyuan": {"use_cla": False},
+    "bailing_moe": {
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "num_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+}
+"""Of what MLX runs of a family, what the cpu engine runs."""
 
 CASES = [
-    *((family, {}) for family in FAMILIES if family not in TWINS),
+    *((family, CHOSEN.get(family, {})) for family in FAMILIES if family not in TWINS),
+    ("mellum", {"rope_parameters": zoo.OF_BOTH_KINDS}),
     *(
         ("llama", {"rope_scaling": scaling, "max_position_embeddings": 128})
         for scaling in SCALINGS.values()
@@ -216,7 +228,10 @@ async def test_quantized_logits_are_near_those_of_mlx(
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     # Every expert of a mixture: a rounding may otherwise turn a near-tie between two of them.
-    sizes = {"num_experts_per_tok": 4} if FAMILIES[family].experts else {}
+    experts = FAMILIES[family].experts
+    sizes = CHOSEN.get(family, {}) | ({experts.top: 4} if experts else {})
+    if "n_group" in sizes:  # a rounding would turn which are asked
+        sizes |= {"num_experts": 4, "n_group": 1}
     if family == "llama4":  # mlx-lm knows one only
         sizes = {}
     if family in ("seed_oss", "llama4_text"):  # mlx-lm multiplies by a quantized embedding's bytes
@@ -452,3 +467,26 @@ def test_a_tensor_of_another_familys_name_is_not_read(folder_of, tmp_path: Path)
     shutil.copy(converted / "config.json", tmp_path)
     with pytest.raises(ModelUnsupported, match="switch_mlp"):
         CheckpointModel(tmp_path)
+
+
+async def test_ernie_chooses_experts_with_a_bias(tmp_path: Path) -> None:
+    """Which mlx-lm's class leaves out (llama.cpp and the reference do not): it is not part of an
+    expert's weight."""
+    folders = [tmp_path / name for name in ("without", "of-zeros", "with")]
+    for folder in folders:
+        zoo.write_checkpoint("ernie4_5_moe", folder)
+    rng = np.random.default_rng(5)
+    for folder, scale in zip(folders[1:], (0.0, 1.0), strict=True):
+        weights = mx.load(str(folder / "model.safetensors"))
+        for layer in range(zoo.LAYERS):
+            bias = rng.uniform(-0.5, 0.5, (1, 4)) * scale
+            weights[f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias"] = mx.array(
+                bias.astype(np.float32)
+            )
+        mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    through_mlx = [await logits(MLXEngine(precise=True), folder) for folder in folders]
+    found = [await logits(CPUEngine(2, precise=True), folder) for folder in folders]
+    for ours, theirs in zip(found, through_mlx, strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+    assert np.array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() > 0.1

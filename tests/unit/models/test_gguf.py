@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -67,43 +68,135 @@ NEMOTRON_3 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model_type", "more"),
-    [
-        *((model_type, {}) for model_type in ARCHITECTURES),
-        ("nemotron_h", NEMOTRON_3),
-        ("gemma4_text", zoo.GEMMA4_31B),
-        ("gemma4_text", zoo.GEMMA4_26B),
-        ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
-    ],
-)
-def test_a_file_computes_what_its_source_does(
-    model_type: str, more: dict[str, Any], tmp_path: Path
-) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
-    # Files do not say what Gemma's attention divides by: the width of a head, but in the largest.
-    # Nor which of Command R7B's layers see all: every fourth. Nor how LFM2 weighs experts: their
-    # shares are brought to a sum of 1. Nor how far a chunk of Llama 4's reaches.
-    unsaid: dict[str, Any] = {"query_pre_attn_scalar": 16}
-    if model_type == "cohere2":
-        unsaid = {"sliding_window_pattern": 4}
-    if model_type == "lfm2_moe":
-        unsaid = {"norm_topk_prob": True, "routed_scaling_factor": 1.0}
-    if model_type == "falcon_h1":  # in the weights there
-        unsaid = {"lm_head_multiplier": 1.0, "embedding_multiplier": 1.0}
+UNSAID: dict[str, dict[str, Any]] = {
+    "cohere2": {"sliding_window_pattern": 4},
+    "lfm2_moe": {"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    "falcon_h1": {"lm_head_multiplier": 1.0, "embedding_multiplier": 1.0},  # in the weights there
+    "qwen3_next": {"norm_topk_prob": True},
+    "hunyuan": {"use_cla": False},
+    "bailing_moe": {
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "use_bias": False,
+        "use_qkv_bias": False,
+    },
+    "mellum": {"rope_parameters": zoo.OF_BOTH_KINDS},
+}
+"""Files do not say what Gemma's attention divides by: the width of a head, but in the largest. Nor
+which of Command R7B's layers see all: every fourth. Nor how LFM2 and Qwen3-Next weigh experts:
+their shares are brought to a sum of 1. Nor how far a chunk of Llama 4's reaches."""
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((model_type, {}) for model_type in ARCHITECTURES),
+    ("nemotron_h", NEMOTRON_3),
+    ("gemma4_text", zoo.GEMMA4_31B),
+    ("gemma4_text", zoo.GEMMA4_26B),
+    ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
+]
+
+
+def write_source(model_type: str, more: dict[str, Any], folder: Path) -> None:
+    """A checkpoint that is what a file of the model would be read as."""
+    unsaid = UNSAID.get(model_type, {"query_pre_attn_scalar": 16})
     config = zoo.tiny_config(model_type) | unsaid | more
     if model_type == "llama4":
         config["text_config"] |= {"attention_chunk_size": 8192, "floor_scale": 8192}
-    zoo.write_checkpoint(model_type, source, config)
-    write_gguf(source, tmp_path / "m.gguf")
-    write_folder([tmp_path / "m.gguf"], folder)
-    assert (folder / "model.gguf").resolve() == tmp_path / "m.gguf"
+    zoo.write_checkpoint(model_type, folder, config)
+
+
+def check_both_engines(folder: Path, source: Path, cuts: list[int]) -> None:
     expected = zoo.unsplit_logits(source)
     can_be_cut = not CheckpointModel(folder).architecture.uncuttable
     through_mlx = asyncio.run(zoo.split_logits(folder, [2] if can_be_cut else [], zoo.LAYERS))
     assert zoo.worst_error(through_mlx, expected) < 1e-4
-    for cuts in ([], [3]) if can_be_cut else ([],):
-        assert zoo.worst_error([cpu_logits(folder, cuts)[-1]], [expected[0][0]]) < 1e-4
+    for own in ([], cuts) if can_be_cut and cuts else ([],):
+        assert zoo.worst_error([cpu_logits(folder, own)[-1]], [expected[0][0]]) < 1e-4
+
+
+@pytest.mark.parametrize(("model_type", "more"), CASES)
+def test_a_file_computes_what_its_source_does(
+    model_type: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    write_source(model_type, more, source)
+    write_gguf(source, tmp_path / "m.gguf")
+    write_folder([tmp_path / "m.gguf"], folder)
+    assert (folder / "model.gguf").resolve() == tmp_path / "m.gguf"
+    check_both_engines(folder, source, [3])
+
+
+@pytest.mark.parametrize(("model_type", "more"), CASES)
+def test_a_file_of_joined_matrices(model_type: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Queries, keys and values in one, and experts' gates and ups, as the converter writes them
+    where it is asked to."""
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    write_source(model_type, more, source)
+    write_gguf(source, tmp_path / "m.gguf", fused=True)
+    write_folder([tmp_path / "m.gguf"], folder)
+    check_both_engines(folder, source, [])
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt_oss", "qwen3_5_moe"])
+def test_joined_matrices_may_be_packed(model_type: str, tmp_path: Path) -> None:
+    def quantize(name: str, numbers: npt.NDArray[np.float32]) -> str:
+        is_matrix = numbers.ndim > 1 and not name.endswith("bias")
+        return "Q8_0" if is_matrix and numbers.shape[-1] % 32 == 0 else "F32"
+
+    found = []
+    write_source(model_type, {"linear_key_head_dim": 128}, tmp_path / "source")
+    for fused in (False, True):
+        file, folder = tmp_path / f"{fused}.gguf", tmp_path / f"{fused}"
+        write_gguf(tmp_path / "source", file, quantize, fused=fused)
+        write_folder([file], folder)
+        found.append((cpu_logits(folder, [])[-1], asyncio.run(zoo.split_logits(folder, [], 6))[0]))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+
+
+def test_a_joined_matrix_has_as_many_rows_as_the_heads(tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path / "source")
+    more = {"llama.attention.head_count_kv": 4}
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", fused=True, **more)
+    with pytest.raises(ModelUnsupported, match=r"attn_qkv.* has 128 rows; by the .* it has 192"):
+        write_folder([tmp_path / "m.gguf"], tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "more"),
+    [("llama", "internlm2", {}), ("llama", "exaone", {}), ("qwen2", "qwen2vl", {})],
+)
+def test_a_file_of_another_name_for_what_it_computes(
+    model_type: str,
+    architecture: str,
+    more: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, model_type, architecture)
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    write_source(model_type, {"attention_bias": False, "mlp_bias": False}, source)
+    write_gguf(source, tmp_path / "m.gguf", **more)
+    write_folder([tmp_path / "m.gguf"], folder)
+    check_both_engines(folder, source, [3])
+
+
+def test_qwen3_next_as_files_had_it_before_2026(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta nets' projections in one tensor, as they are in the checkpoint."""
+    own = gguf_files._own_name
+
+    def named(name: str, names: Any) -> str:
+        joined = name.endswith("in_proj_qkvz.weight")
+        return f"blk.{name.split('.')[2]}.ssm_in.weight" if joined else own(name, names)
+
+    monkeypatch.setattr(gguf_files, "_own_name", named)
+    monkeypatch.setattr(gguf_files, "_split", lambda tensors, config: tensors.items())
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    write_source("qwen3_next", {}, source)
+    write_gguf(source, tmp_path / "m.gguf")
+    write_folder([tmp_path / "m.gguf"], folder)
+    check_both_engines(folder, source, [3])
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "glm4_moe_lite"])

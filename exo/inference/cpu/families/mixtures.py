@@ -6,12 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Family
 from exo.inference.cpu.families.positions import (
     Config,
     gpt_oss_rope,
     gpt_oss_window,
+    hunyuan_rope,
     interleaved_rope,
     latent_rope,
     minimax_rope,
@@ -19,6 +23,8 @@ from exo.inference.cpu.families.positions import (
     partial_rope,
     plain_rope,
     qwen2_rope,
+    rope_by_kind,
+    typed_window,
 )
 
 
@@ -109,6 +115,47 @@ GLM4_EXPERTS = Experts(
 )
 
 
+def _bailing_config(config: Config) -> Config:
+    """Ling 2.0's, in a llama's words; the first Ling chose experts, and made its head, in another
+    way."""
+    if config.get("score_function") != "sigmoid" or config.get("norm_head"):
+        raise ModelUnsupported("the cpu engine has no experts that softmax weighs in Ling's way")
+    width = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    turned = config.get("rotary_dim") or int(width * config.get("partial_rotary_factor", 1.0))
+    return {
+        "topk_group": 4,
+        "use_qk_norm": False,
+        **config,
+        "partial_rotary_factor": turned / width,
+    }
+
+
+def _hunyuan_config(config: Config) -> Config:
+    """What may be said layer by layer, where all say the same."""
+    if config.get("use_cla"):
+        raise ModelUnsupported("layers that share keys and values run through MLX")
+    tops = np.unique(config["moe_topk"])
+    if len(tops) != 1:
+        raise ModelUnsupported(f"layers of {tops.tolist()} experts for a token")
+    return {**config, "moe_topk": int(tops[0])}
+
+
+_BAILING_NAMES = {
+    "word_embeddings": "embed_tokens",
+    "attention.query_key_value": "self_attn.qkv_proj",
+    "attention.dense": "self_attn.o_proj",
+    "query_layernorm": "q_norm",
+    "key_layernorm": "k_norm",
+    "gate.gate_proj": "gate",
+    "expert_bias": "e_score_correction_bias",
+}
+_HUNYUAN_NAMES = {
+    "query_layernorm": "q_norm",
+    "key_layernorm": "k_norm",
+    "gate.wg": "gate",
+}
+
+
 _QWEN3_MOE = Family(rope=plain_rope, head_norms=True, experts=_QWEN3_EXPERTS)
 
 _DEEPSEEK_V3 = Family(
@@ -169,6 +216,39 @@ MIXTURES: Mapping[str, Family] = {
             shared_gate="shared_expert_gate",
         ),
     ),
+    "bailing_moe": Family(
+        tied=False,
+        head_norms=True,
+        fused_attention="stacked",
+        explicit_head_dim=False,
+        rope=partial_rope,
+        experts=replace(GLM4_EXPERTS, count="num_experts"),
+        config=_bailing_config,
+        renames=_BAILING_NAMES,
+    ),
+    "hunyuan": Family(
+        tied_by_config=False,
+        head_norms=True,
+        norm_after_rope=True,
+        explicit_head_dim=False,
+        rope=hunyuan_rope,
+        experts=Experts(
+            _every_layer,
+            normalizes=lambda config: True,
+            top="moe_topk",
+            shared="shared_mlp",
+        ),
+        config=_hunyuan_config,
+        renames=_HUNYUAN_NAMES,
+    ),
+    "mellum": Family(
+        tied=False,
+        head_norms=True,
+        rope=rope_by_kind,
+        window=typed_window,
+        experts=Experts(_every_layer),
+    ),
+    "dots1": Family(tied=False, head_norms=True, experts=replace(GLM4_EXPERTS, stacked="experts")),
     "olmoe": Family(head_norms=True, experts=Experts(_every_layer)),
     "granitemoe": Family(
         explicit_head_dim=False,
@@ -200,6 +280,7 @@ MIXTURES: Mapping[str, Family] = {
             count="moe_num_experts",
             top="moe_k",
             shared="shared_experts",
+            bias="moe_statics.e_score_correction_bias",
         ),
     ),
 }

@@ -34,6 +34,16 @@ def typed_window(config: Config, layer: int) -> int:
     return int(config["sliding_window"]) if sliding else 0
 
 
+def rope_by_kind(config: Config, layer: int) -> RopeTable | None:
+    """Layers of each kind (`layer_types`) have parameters of their own; a linear scaling is none to
+    mlx-lm's classes."""
+    own = config["rope_parameters"][config["layer_types"][layer]]
+    is_plain = own.get("rope_type", "default") in ("default", "linear")
+    scaling = None if is_plain else {**own, "type": own["rope_type"]}
+    own_theta = {"rope_theta": own["rope_theta"], "rope_scaling": scaling}
+    return llama_rope({**config, **own_theta, "rope_traditional": False}, layer)
+
+
 def gpt_oss_window(config: Config, layer: int) -> int:
     alternating = "sliding_attention" if layer % 2 == 0 else "full_attention"
     kinds = config.get("layer_types") or [alternating] * (layer + 1)

@@ -40,7 +40,7 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) 
     assert names is not None
     layer.router = packer.matrix(f"{prefix}.{names.router}")
     if names.bias and f"{prefix}.{names.bias}" in packer.checkpoint:
-        layer.router_bias = as_list(packer.floats(f"{prefix}.{names.bias}"))
+        layer.router_bias = as_list(packer.floats(f"{prefix}.{names.bias}").reshape(-1))
     if arch.family.mixture_norms:
         layer.expert_scales = as_list(packer.floats(f"{prefix}.router.per_expert_scale"))
     if _has_shared(arch, packer.checkpoint, prefix):

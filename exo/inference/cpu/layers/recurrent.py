@@ -8,18 +8,25 @@ import numpy as np
 
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
-from exo.inference.cpu.families.architecture import Architecture, Recurrent
-from exo.inference.cpu.packing import Packer, Rows, as_list
+from exo.inference.cpu.families.architecture import Architecture
+from exo.inference.cpu.packing import Packer, as_list
+from exo.models.delta_net_rows import ba_rows, qkvz_rows
 
-_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+_PROJECTIONS = {
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
+"""What may be joined (Qwen3-Next), and what it is apart (Qwen3.5): its GGUF files have one of the
+first and both of the second kind."""
 
 
 def delta_net_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
     yield from (f"{prefix}.{name}" for name in ("conv1d.weight", "A_log", "dt_bias", "norm.weight"))
-    is_mixed = f"{prefix}.in_proj_qkvz.weight" in checkpoint
-    names = ("in_proj_qkvz", "in_proj_ba") if is_mixed else _PROJECTIONS
-    for name in (*names, "out_proj"):
-        yield from checkpoint.parts(f"{prefix}.{name}")
+    for joined, apart in _PROJECTIONS.items():
+        is_joined = f"{prefix}.{joined}.weight" in checkpoint
+        for name in (joined,) if is_joined else apart:
+            yield from checkpoint.parts(f"{prefix}.{name}")
+    yield from checkpoint.parts(f"{prefix}.out_proj")
 
 
 def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNet:
@@ -29,31 +36,21 @@ def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNe
     net.key_heads, net.value_heads = sizes.key_heads, sizes.value_heads
     net.key_dim, net.value_dim = sizes.key_dim, sizes.value_dim
     net.tiled = sizes.tiled
-    if f"{prefix}.in_proj_qkvz.weight" in packer.checkpoint:
-        qkv, z = _rows_of_qkvz(sizes)
-        net.qkv, net.z = packer.pick(f"{prefix}.in_proj_qkvz", [qkv, z])
-        both = np.arange(2 * sizes.value_heads).reshape(sizes.key_heads, 2, -1)
-        rows = [both[:, 0].reshape(-1), both[:, 1].reshape(-1)]
-        net.b, net.a = packer.pick(f"{prefix}.in_proj_ba", rows)
-    else:
-        net.qkv = packer.matrix(f"{prefix}.in_proj_qkv")
-        net.z = packer.matrix(f"{prefix}.in_proj_z")
-        net.b = packer.matrix(f"{prefix}.in_proj_b")
-        net.a = packer.matrix(f"{prefix}.in_proj_a")
+    qkvz = qkvz_rows(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim)
+    rows = dict(zip(_PROJECTIONS, (qkvz, ba_rows(sizes.key_heads, sizes.value_heads)), strict=True))
+    made = [
+        packer.pick(f"{prefix}.{joined}", list(rows[joined]))
+        if f"{prefix}.{joined}.weight" in packer.checkpoint
+        else [packer.matrix(f"{prefix}.{name}") for name in apart]
+        for joined, apart in _PROJECTIONS.items()
+    ]
+    (net.qkv, net.z), (net.b, net.a) = made
     net.convolution = _convolution(packer, f"{prefix}.conv1d")
     net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
     net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
     net.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
     net.out = packer.matrix(f"{prefix}.out_proj")
     return net
-
-
-def _rows_of_qkvz(sizes: Recurrent) -> tuple[Rows, Rows]:
-    """Qwen3-Next's in_proj_qkvz has, for each key head, its query, key, values and gates."""
-    keys, values = sizes.key_dim, sizes.value_heads // sizes.key_heads * sizes.value_dim
-    each = np.arange(sizes.key_heads * 2 * (keys + values)).reshape(sizes.key_heads, -1)
-    q, k, v, z = np.split(each, [keys, 2 * keys, 2 * keys + values], axis=1)
-    return np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)
 
 
 def state_space_tensors(

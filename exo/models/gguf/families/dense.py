@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, turned_share
+from exo.models.gguf.families.family import (
+    Config,
+    GGUFFamily,
+    Metadata,
+    joined_there_too,
+    turned_share,
+)
 
 SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -210,15 +216,24 @@ _FALCON_7B = GGUFFamily(
     tensors=_FALCON,
     config=_falcon,
     by_kv_head="query_key_value",
+    qkv_rows=joined_there_too,
 )
 
 DENSE: Mapping[str, GGUFFamily] = {
     "llama": GGUFFamily("llama", interleaved_rope=True),
     "smollm3": GGUFFamily("smollm3", interleaved_rope=True),
     "qwen2": GGUFFamily("qwen2"),
+    "qwen2vl": GGUFFamily("qwen2"),  # what it is for text
+    "internlm2": GGUFFamily("llama", interleaved_rope=True),  # the file has its projections apart
+    "exaone": GGUFFamily("llama", name="exaone"),
     "qwen3": GGUFFamily("qwen3"),
     "qwen3vl": GGUFFamily("qwen3"),  # what it is for text
-    "phi3": GGUFFamily("phi3", tensors={"ffn_up": "mlp.gate_up_proj"}, config=_phi3),
+    "phi3": GGUFFamily(
+        "phi3",
+        tensors={"ffn_up": "mlp.gate_up_proj"},
+        config=_phi3,
+        qkv_rows=joined_there_too,
+    ),
     "gemma": GGUFFamily("gemma", norms_add_one=True),
     "gemma2": GGUFFamily("gemma2", norms_add_one=True, tensors=SANDWICH, config=_gemma2),
     "gemma3": GGUFFamily("gemma3_text", norms_add_one=True, tensors=SANDWICH, config=_gemma3),
@@ -245,6 +260,7 @@ DENSE: Mapping[str, GGUFFamily] = {
         tensors=_GPT_NEOX,
         config=_gpt_neox,
         by_kv_head="query_key_value",
+        qkv_rows=joined_there_too,
     ),
     "falcon": _FALCON_7B,
     "minicpm": GGUFFamily("minicpm", interleaved_rope=True, config=_minicpm),

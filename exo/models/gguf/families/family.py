@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,12 +74,24 @@ class Metadata:
         return self._gguf.floats("rope_freqs.weight")
 
     def has_tensor(self, part: str) -> bool:
-        """Whether a tensor's name contains `part`."""
-        return any(part in name for name in self._gguf.tensors)
+        """Whether a tensor's name contains `part`; `attn_q` and the like may be in one tensor."""
+        joined = re.sub(r"attn_[qkv]\.", "attn_qkv.", part)
+        return any(part in name or joined in name for name in self._gguf.tensors)
 
 
 def _nothing_own(metadata: Metadata, config: Config) -> Config:
     return {}
+
+
+def rows_of_heads(config: Config, layer: int) -> tuple[int, int, int]:
+    """Of a layer's queries, keys and values."""
+    dim = config["head_dim"]
+    kv = config["num_key_value_heads"] * dim
+    return config["num_attention_heads"] * dim, kv, kv
+
+
+def joined_there_too(config: Config, layer: int) -> None:
+    """Mlx-lm's class has one matrix for queries, keys and values, too."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,9 @@ class GGUFFamily:
     numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies.
     `lists`: modules that are lists, whose weights stand in one tensor. `by_kv_head`: what has
     queries, keys and values in one matrix, by KV head, where a file has them one kind after the
-    other. `name` is that in config.json's `gguf_family`, where its model_type does not tell."""
+    other. `qkv_rows`: how many rows queries, keys and values of a layer have where a file has them
+    in one matrix; None where that is no such matrix, or is wanted as it is. `name` is that in
+    config.json's `gguf_family`, where its model_type does not tell."""
 
     model_type: str
     interleaved_rope: bool = False
@@ -105,11 +120,13 @@ class GGUFFamily:
     own_factors: bool = False
     lists: tuple[str, ...] = ()
     by_kv_head: str = ""
+    qkv_rows: Callable[[Config, int], tuple[int, int, int] | None] = rows_of_heads
     name: str = ""
 
 
 def experts(router: str, stacked: str) -> dict[str, str]:
-    named = {f"ffn_{place}_exps": f"{stacked}.{place}_proj" for place in ("gate", "up", "down")}
+    places = ("gate", "up", "gate_up", "down")
+    named = {f"ffn_{place}_exps": f"{stacked}.{place}_proj" for place in places}
     return {"ffn_gate_inp": router, **named}
 
 

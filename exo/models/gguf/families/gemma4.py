@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import SANDWICH
-from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
+from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, experts
 
 _NO_TURN = 1e29
 """A frequency's factor that stands for none: they write 1e30."""
@@ -74,6 +74,13 @@ def _config(metadata: Metadata, config: Config) -> Config:
     return found
 
 
+def _qkv_rows(config: Config, layer: int) -> tuple[int, int, int]:
+    is_full = config["layer_types"][layer] == "full_attention"
+    dim = config["global_head_dim" if is_full else "head_dim"]
+    kv = config["num_global_key_value_heads" if is_full else "num_key_value_heads"] * dim
+    return config["num_attention_heads"] * dim, kv, kv
+
+
 GEMMA4 = GGUFFamily(
     "gemma4_text",
     tensors={
@@ -83,15 +90,12 @@ GEMMA4 = GGUFFamily(
         "post_ffw_norm_2": "post_feedforward_layernorm_2",
         "layer_output_scale": "layer_scalar",
         **TOKEN_INPUTS,
-        "ffn_gate_inp": "router.proj",
+        **experts("router.proj", "experts.switch_glu"),
         "ffn_gate_inp.scale": "router.scale",
-        "ffn_gate_up_exps": "experts.switch_glu.gate_up_proj",
-        "ffn_gate_exps": "experts.switch_glu.gate_proj",
-        "ffn_up_exps": "experts.switch_glu.up_proj",
-        "ffn_down_exps": "experts.switch_glu.down_proj",
         "ffn_down_exps.scale": "router.per_expert_scale",
     },
     config=_config,
     varied=("attention.head_count_kv", "feed_forward_length", "attention.sliding_window_pattern"),
     own_factors=True,
+    qkv_rows=_qkv_rows,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import granite
 from exo.models.gguf.families.family import (
     Config,
@@ -36,6 +37,17 @@ _LATENTS = {
     "attn_v_b": "self_attn.unembed_out",
     "attn_kv_b": "self_attn.kv_b_proj",
     **_ROUTED,
+}
+_ERNIE = {
+    **_SWITCHED,
+    **shared("mlp.shared_experts"),
+    "exp_probs_b": "mlp.moe_statics.e_score_correction_bias",
+}
+_HUNYUAN = {
+    **experts("mlp.gate.wg", "mlp.switch_mlp"),
+    **shared("mlp.shared_mlp"),
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
 }
 _GLM4_MOE = {**_ROUTED, "post_attention_norm": "post_attention_layernorm"}
 _QWEN2_MOE = {
@@ -135,6 +147,59 @@ def _glm4_moe(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _by_sigmoid(metadata: Metadata, config: Config) -> Config:
+    """What else GLM 4.5's class computes: Ling 2.0 and dots.llm1, which are as it is."""
+    if not routes_by_sigmoid(metadata):
+        raise ModelUnsupported("experts that softmax weighs, where exo reads those of a sigmoid")
+    return _glm4_moe(metadata, config)
+
+
+def _ernie4_5(metadata: Metadata, config: Config) -> Config:
+    return {
+        "use_bias": config["attention_bias"],
+        "moe_num_experts": metadata("expert_count"),
+        "moe_k": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "moe_num_shared_experts": metadata("expert_shared_count", 0),
+        "moe_layer_start_index": metadata("leading_dense_block_count", 0),
+        "moe_layer_interval": metadata("interleave_moe_layer_step", 1),
+    }
+
+
+def _hunyuan(metadata: Metadata, config: Config) -> Config:
+    """The file's base of positions is scaled already."""
+    return {
+        "num_experts": metadata("expert_count"),
+        "moe_topk": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "num_shared_expert": metadata("expert_shared_count"),
+        "use_mixed_mlp_moe": True,
+        "use_qk_norm": True,
+        "use_cla": False,
+        "cla_share_factor": 1,
+        "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
+    }
+
+
+def _mellum(metadata: Metadata, config: Config) -> Config:
+    """Of its layers those that see all positions have them scaled."""
+    slides = metadata.of_layers("attention.sliding_window_pattern")
+    theta = config["rope_theta"]
+    local = metadata("rope.freq_base_swa", theta)
+    return {
+        **qwen3_moe(metadata, config),
+        "sliding_window": metadata("attention.sliding_window", config["max_position_embeddings"]),
+        "layer_types": [
+            "sliding_attention" if layer < len(slides) and slides[layer] else "full_attention"
+            for layer in range(config["num_hidden_layers"])
+        ],
+        "rope_parameters": {
+            "full_attention": {"rope_theta": theta, **config.get("rope_scaling", {})},
+            "sliding_attention": {"rope_theta": local, "rope_type": "default"},
+        },
+    }
+
+
 def routes_by_sigmoid(metadata: Metadata) -> bool:
     """DeepSeek V3's way, and that of all that followed; V2 had softmax. Old files do not say."""
     said = metadata("expert_gating_func", 0)
@@ -203,6 +268,11 @@ MIXTURES: Mapping[str, GGUFFamily] = {
         "granitemoe", interleaved_rope=True, tensors=_GRANITE_MOE, config=granite_moe
     ),
     "glm4moe": GGUFFamily("glm4_moe", tensors=_GLM4_MOE, config=_glm4_moe),
+    "bailingmoe2": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_by_sigmoid, name="bailingmoe2"),
+    "dots1": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_by_sigmoid, name="dots1"),
+    "ernie4_5-moe": GGUFFamily("ernie4_5_moe", tensors=_ERNIE, config=_ernie4_5),
+    "hunyuan-moe": GGUFFamily("hunyuan", tensors=_HUNYUAN, config=_hunyuan),
+    "mellum": GGUFFamily("mellum", tensors=_SWITCHED, config=_mellum),
     "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from exo.models.gguf.families.dense import granite
 from exo.models.gguf.families.family import (
@@ -10,6 +11,7 @@ from exo.models.gguf.families.family import (
     GGUFFamily,
     Metadata,
     experts,
+    rows_of_heads,
     shared,
     turned_share,
 )
@@ -20,6 +22,7 @@ _DELTA_NETS = {
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_a": "linear_attn.A_log",
@@ -148,6 +151,22 @@ def _qwen3_5(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _qwen3_next(metadata: Metadata, config: Config) -> Config:
+    """Mlx-lm's class of Qwen3.5 computes it, and has the projections apart as its files do.
+    In files from before 2026 delta nets' projections are one tensor; value heads stand as they
+    did in the checkpoint."""
+    return {**_qwen3_5(metadata, config), "linear_value_heads_tiled": False}
+
+
+def _attending_rows(config: Config, layer: int) -> tuple[int, int, int] | None:
+    """Where a layer attends, of each head a query and its gate; delta nets have all theirs in one
+    matrix there, too."""
+    if (layer + 1) % config["full_attention_interval"]:
+        return None
+    queries, keys, values = rows_of_heads(config, layer)
+    return 2 * queries, keys, values
+
+
 def _lfm2(metadata: Metadata, config: Config) -> Config:
     attending = [
         layer for layer, heads in enumerate(metadata.of_layers("attention.head_count_kv")) if heads
@@ -233,11 +252,18 @@ _NEMOTRON = GGUFFamily(
     "nemotron_h", layers="backbone.layers", tensors=_NEMOTRON_H, config=_nemotron_h
 )
 
+_QWEN3_5 = GGUFFamily(
+    "qwen3_5_moe",
+    prefix="language_model.",
+    tensors=_DELTA_NETS,
+    config=_qwen3_5,
+    qkv_rows=_attending_rows,
+)
+
 RECURRENT: Mapping[str, GGUFFamily] = {
-    "qwen35": GGUFFamily("qwen3_5", prefix="language_model.", tensors=_DELTA_NETS, config=_qwen3_5),
-    "qwen35moe": GGUFFamily(
-        "qwen3_5_moe", prefix="language_model.", tensors=_DELTA_NETS, config=_qwen3_5
-    ),
+    "qwen35": replace(_QWEN3_5, model_type="qwen3_5"),
+    "qwen35moe": _QWEN3_5,
+    "qwen3next": replace(_QWEN3_5, config=_qwen3_next, name="qwen3next"),
     "granitehybrid": GGUFFamily(
         "granitemoehybrid", interleaved_rope=True, tensors=_GRANITE_HYBRID, config=_granite_hybrid
     ),
