@@ -43,6 +43,9 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan": "hunyuan-moe",
     "mellum": "mellum",
+    "muse_glimmer": "muse-glimmer",
+    "afmoe": "afmoe",
+    "laguna": "laguna",
     "dots1": "dots1",
     "bailing_moe": "bailingmoe2",
     "glm4_moe_lite": "deepseek2",
@@ -75,7 +78,7 @@ ARCHITECTURES = {
 }
 """`general.architecture` by model_type."""
 
-_NAMED_LIKE = {"mellum": "qwen3moe"}
+_NAMED_LIKE = {"mellum": "qwen3moe", "muse-glimmer": "gemma3", "laguna": "dots1"}
 """Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
 
 _PERMUTED = (
@@ -85,6 +88,7 @@ _PERMUTED = (
     "mistral3",
     "minicpm",
     "internlm2",
+    "muse-glimmer",
     "granitemoe",
     "granitehybrid",
 )
@@ -139,6 +143,8 @@ def _own_name(name: str, names: Any) -> str:
         return f"{names.get_name(module.replace('model.', 'gpt_neox.'))}.{kind}"
     if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
         return f"blk.{sinks[1]}.attn_sinks.weight"
+    if name.endswith(("self_attn.gate_proj.weight", "self_attn.g_proj.weight")):
+        return f"blk.{name.split('.')[2]}.attn_gate.{kind}"
     if shared := re.fullmatch(
         r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.shared_(?:experts?|mlp)\.(\w+)_proj", module
     ):
@@ -149,7 +155,12 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{switched[1]}.ffn_{'up' if switched[2] == '1' else 'down'}_exps.{kind}"
     if name.endswith((".mamba.D", ".mixer.D")):
         return f"blk.{name.split('.')[2]}.ssm_d"
-    if name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mlp.gate.gate_proj.weight")):
+    if name.endswith(
+        (
+            *("mlp.gate.weight", "mlp.gate.wg.weight", "mlp.gate.gate_proj.weight"),
+            *("mlp.gate.proj.weight", "mlp.router.gate.weight"),
+        )
+    ):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp.{kind}"
     if latent := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(embed_q|unembed_out)", module):
         part = "attn_k_b" if latent[2] == "embed_q" else "attn_v_b"
@@ -442,6 +453,54 @@ def _mellum(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _sliding(config: dict[str, Any]) -> list[bool]:
+    layers = config["num_hidden_layers"]
+    kinds = config.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
+    return [kinds[layer % len(kinds)] == "sliding_attention" for layer in range(layers)]
+
+
+def _muse(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.sliding_window_pattern": _sliding(config),
+        "final_logit_softcapping": 20.0,
+        "logit_scale": 26**-0.5,
+    }
+
+
+def _afmoe(config: dict[str, Any]) -> dict[str, Any]:
+    """See AfmoeModel of llama.cpp's conversion/afmoe.py."""
+    return {
+        "attention.sliding_window_pattern": _sliding(config),
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.826,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": config["num_dense_layers"],
+    }
+
+
+def _laguna(config: dict[str, Any]) -> dict[str, Any]:
+    """See LagunaModel of llama.cpp's conversion/laguna.py."""
+    full, sliding = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    width = config["head_dim"]
+    return {
+        "attention.sliding_window_pattern": _sliding(config),
+        "attention.head_count": config["num_attention_heads_per_layer"],
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["moe_routed_scaling_factor"],
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+        "rope.freq_base": full["rope_theta"],
+        "rope.freq_base_swa": sliding["rope_theta"],
+        "rope.dimension_count": int(width * full["partial_rotary_factor"]),
+        "rope.dimension_count_swa": width,
+        "rope.scaling.type": full["rope_type"],
+        "rope.scaling.factor": full["factor"],
+        "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+    }
+
+
 def _ling(config: dict[str, Any]) -> dict[str, Any]:
     """See BailingMoeV2Model and Dots1Model of llama.cpp's conversion."""
     shared = config.get("n_shared_experts", config.get("num_shared_experts"))
@@ -491,6 +550,9 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "expert_shared_feed_forward_length": config["intermediate_size"],
     },
     "mellum": _mellum,
+    "muse_glimmer": _muse,
+    "afmoe": _afmoe,
+    "laguna": _laguna,
     "qwen3_next": lambda config: {
         "rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"]),
         "rope.freq_base": config["rope_theta"],
@@ -658,7 +720,14 @@ def write_gguf(
             numbers = numbers + 1
         if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:
             numbers = numbers + 1
+        if config["model_type"] == "muse_glimmer" and re.match(r"blk.*norm\.weight", own):
+            numbers = numbers + 1
         named.append((own, numbers))
+    if config["model_type"] == "muse_glimmer":  # see MuseGlimmerModel of conversion/muse_glimmer.py
+        for layer in range(config["num_hidden_layers"]):
+            for part, number in (("q", config.get("qk_scale_factor", 3.87)), ("k", 1.0)):
+                whole = np.full(config["head_dim"], number, np.float32)
+                named.append((f"blk.{layer}.attn_{part}_norm.weight", whole))
     for own, numbers in _fused(named) if fused else named:
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
         writer.add_tensor(own, quantized(numbers, kind), raw_dtype=kind)

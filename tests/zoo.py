@@ -228,6 +228,16 @@ OF_BOTH_KINDS = {
     },
     "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
 }
+LAGUNA_XS: dict[str, Any] = {
+    "layer_types": list(reversed(_SLIDING)),
+    "num_attention_heads_per_layer": [4, 6] * (LAYERS // 2),
+    "rope_parameters": {
+        "full_attention": {**OF_BOTH_KINDS["full_attention"], "partial_rotary_factor": 0.5},
+        "sliding_attention": OF_BOTH_KINDS["sliding_attention"],
+    },
+    "moe_routed_scaling_factor": 2.5,
+}
+"""As Laguna XS.2 is: layers differ in their heads, and in which numbers of them positions turn."""
 _LINEAR_ATTENTION = {
     "kda_layers": [1, 2, 4, 5],
     "full_attn_layers": [3, 6],

@@ -30,7 +30,7 @@ from exo.models.file_parts import (
     Ranges,
     are_saved,
 )
-from exo.models.gguf.config import FACTORS
+from exo.models.gguf.config import tensors_in_config
 from exo.models.gguf.file import ENDS_TOO_SOON, parse_gguf
 from exo.models.tensor_table import header_length
 
@@ -257,9 +257,9 @@ async def _gguf_header(source: _Source) -> dict[int, bytes]:
             if not start.startswith(b"GGUF") or more <= len(start):
                 raise ModelUnsupported(f"{file.path} is not a GGUF file: {error}") from error
         start += await source.read(len(start), more)
-    tensors = [gguf.tensors[name] for name in FACTORS if name in gguf.tensors]
     return {0: start[: gguf.data_start]} | {
-        one.offset: await source.read(one.offset, one.offset + one.nbytes) for one in tensors
+        one.offset: await source.read(one.offset, one.offset + one.nbytes)
+        for one in tensors_in_config(gguf)
     }
 
 

@@ -171,7 +171,12 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
             _shape_of(name, tensor.shape),
             tensor.offset,
             tensor.nbytes,
-            adds_one=family.norms_add_one and parts[-1] == "weight" and "norm" in parts[-2],
+            adds_one=parts[-1] == "weight"
+            and "norm" in parts[-2]
+            and (
+                family.norms_add_one == "all"
+                or (family.norms_add_one == "layers" and "layers" in parts)
+            ),
             permuted_heads=heads.get(parts[-2], 0) if has_heads else 0,
             minus_exp=parts[-1] == "A_log",
             kv_heads=kv_heads if parts[-2] == family.by_kv_head else 0,

@@ -215,9 +215,11 @@ class Layer:
     v: Matrix
     o: Matrix
     output_gate: Matrix
+    softplus_gate: bool
     q_norm: list[float]
     k_norm: list[float]
     v_norm: list[float]
+    heads: int
     kv_heads: int
     head_dim: int
     kv_from: int
@@ -254,6 +256,7 @@ class Spec:
     head_dim: int
     layer_norm: bool
     norm_eps: float
+    after_norm_eps: float
     attention_scale: float
     attention_soft_cap: float
     activation: Activation
@@ -284,6 +287,7 @@ class Model:
     head: Matrix
     token_inputs: TokenInputs
     streams: Streams
+    embedding_norm: list[float]
     final_norm: list[float]
     final_norm_bias: list[float]
     sequences: int

@@ -332,9 +332,9 @@ def _tensor(module: str, array: npt.NDArray[Any]) -> Tensor:
     return Tensor(module, dtype, array.shape, data)
 
 
-def norm(family: Family, packer: Packer, name: str) -> list[float]:
-    """A norm's weights, with what its family adds to them."""
-    offset = family.norm_offset
+def norm(family: Family, packer: Packer, name: str, own_offset: float | None = None) -> list[float]:
+    """A norm's weights, with what its family adds to them, or `own_offset`."""
+    offset = family.norm_offset if own_offset is None else own_offset
     if packer.checkpoint.is_raw:
         offset += family.raw_norm_offset
     return as_list(packer.floats(name) + np.float32(offset))

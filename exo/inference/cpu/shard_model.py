@@ -137,6 +137,8 @@ class CheckpointModel:
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
                 model.embedding = self._matrices["model.embed_tokens"]
+                if arch.family.embedding_norm:
+                    model.embedding_norm = [1.0] * arch.hidden
                 if arch.token_input_dim:
                     outer = (token_input.EMBEDDING, token_input.PROJECTION)
                     model.token_inputs = token_input.build_inputs(
@@ -146,7 +148,9 @@ class CheckpointModel:
                     model.streams = alt_up.build_streams(arch, self._matrices.__getitem__)
             if end == arch.n_layers:
                 model.head = self._matrices["model.embed_tokens" if self.tied else "lm_head"]
-                model.final_norm = norm(arch.family, packer, "model.norm.weight")
+                model.final_norm = norm(
+                    arch.family, packer, "model.norm.weight", arch.family.final_norm_offset
+                )
                 if "model.norm.bias" in self._final_norm(checkpoint):
                     model.final_norm_bias = as_list(packer.floats("model.norm.bias"))
             checkpoint.check()
@@ -225,6 +229,7 @@ class CheckpointModel:
         spec.hidden, spec.heads = arch.hidden, arch.heads
         spec.kv_heads, spec.head_dim = arch.kv_heads, arch.head_dim
         spec.layer_norm, spec.norm_eps = arch.family.layer_norm, arch.norm_eps
+        spec.after_norm_eps = arch.after_norm_eps
         spec.attention_scale = arch.attention_scale
         spec.attention_soft_cap = arch.attention_soft_cap
         spec.activation = native.Activation[arch.family.activation]
@@ -255,9 +260,9 @@ class CheckpointModel:
         """Every tensor known and none missing, and of a type the kernels read: a wrong token is
         worse than a slower engine."""
         arch = self.architecture
-        for kv_heads, _ in arch.head_shapes:
-            if arch.heads % kv_heads:
-                raise ModelUnsupported(f"{arch.heads} heads over {kv_heads} KV heads")
+        for heads, (kv_heads, _) in zip(arch.query_heads, arch.head_shapes, strict=True):
+            if heads % kv_heads:
+                raise ModelUnsupported(f"{heads} heads over {kv_heads} KV heads")
         of_some_rows = any(not isinstance(factor, float) for factor in arch.raw_factors.values())
         if of_some_rows and checkpoint.is_raw and isinstance(self._quantizer, NVFP4):
             raise ModelUnsupported("factors for some rows of NVFP4 weights, of one scale each")

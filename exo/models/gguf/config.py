@@ -9,11 +9,18 @@ import numpy.typing as npt
 
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.family import Metadata
-from exo.models.gguf.families.table import family_of
-from exo.models.gguf.file import GGUF
+from exo.models.gguf.families.table import FAMILIES, family_of
+from exo.models.gguf.file import GGUF, GGUFTensor
 
-FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are part of the configuration."""
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Of the frequencies with which positions turn."""
+
+
+def tensors_in_config(gguf: GGUF) -> list[GGUFTensor]:
+    """Those whose numbers `config_of` reads."""
+    family = FAMILIES.get(gguf.architecture)
+    names = (*_FACTORS, *(family.in_config if family is not None else ()))
+    return [gguf.tensors[name] for name in names if name in gguf.tensors]
 
 
 def config_of(gguf: GGUF) -> dict[str, Any]:
@@ -27,7 +34,7 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     family = family_of(gguf.architecture, Metadata(gguf))
     value = Metadata(gguf, family.varied)
     kv_heads = value.of_layers("attention.head_count_kv")
-    heads, hidden = value("attention.head_count"), value("embedding_length")
+    heads, hidden = max(value.of_layers("attention.head_count")), value("embedding_length")
     head_dim = value("attention.key_length", hidden // heads)
     is_latent = value("attention.kv_lora_rank", 0)
     if value("attention.value_length", head_dim) != head_dim and not is_latent:
@@ -64,7 +71,7 @@ def _norm_eps(value: Metadata) -> float:
 
 
 def _rope_scaling(gguf: GGUF, value: Metadata, config: dict[str, Any]) -> dict[str, Any] | None:
-    factors, long, short = map(gguf.floats, FACTORS)
+    factors, long, short = map(gguf.floats, _FACTORS)
     if factors is not None:
         return _llama3_scaling(factors, config["head_dim"], config["rope_theta"])
     original = value("rope.scaling.original_context_length", None)

@@ -56,6 +56,8 @@ def renamed(name: str, family: GGUFFamily) -> str | None:
         return weight and weight.removesuffix("weight") + TENSOR_SCALE
     if layer := re.fullmatch(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?", name):
         module = family.tensors.get(layer[2], _LAYER_TENSORS.get(layer[2]))
+        if module == "":
+            return None
         if module is not None:
             whole = f"{family.prefix}{family.layers}.{layer[1]}.{module}"
             # Falcon-H1's norms before the MLP are there without a suffix.

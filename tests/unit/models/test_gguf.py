@@ -81,6 +81,7 @@ UNSAID: dict[str, dict[str, Any]] = {
         "use_qkv_bias": False,
     },
     "mellum": {"rope_parameters": zoo.OF_BOTH_KINDS},
+    "laguna": zoo.LAGUNA_XS,
 }
 """Files do not say what Gemma's attention divides by: the width of a head, but in the largest. Nor
 which of Command R7B's layers see all: every fourth. Nor how LFM2 and Qwen3-Next weigh experts:

@@ -68,10 +68,10 @@ class AltUp:
 
 @dataclass(frozen=True)
 class Architecture:
-    """`ropes`, `windows`, `mixers`, `query_growth`, `plain_norms`, `head_shapes` (KV heads and
-    their size) and `kv_from` (whose keys and values are read) have one entry a layer; a window of
-    0 sees everything before. `expert_layers` are those with a mixture. `guessing_layers` come
-    after the others and guess further tokens, as in DeepSeek V3: nothing here asks them."""
+    """`ropes`, `windows`, `mixers`, `query_growth`, `plain_norms`, `query_heads`, `head_shapes` (KV
+    heads and their size) and `kv_from` (whose keys and values are read) have one entry a layer; a
+    window of 0 sees everything before. `expert_layers` are those with a mixture. `guessing_layers`
+    come after the others and guess further tokens, as in DeepSeek V3: nothing here asks them."""
 
     family: Family
     n_layers: int
@@ -83,6 +83,7 @@ class Architecture:
     raw_factors: Mapping[str, Factor]
     head_norms: bool
     norm_eps: float
+    after_norm_eps: float
     ropes: tuple[RopeTable | None, ...]
     windows: tuple[int, ...]
     mixers: tuple[Mixer, ...]
@@ -90,6 +91,7 @@ class Architecture:
     parallel: bool
     query_growth: tuple[Growth | None, ...]
     plain_norms: tuple[str, ...]
+    query_heads: tuple[int, ...]
     head_shapes: tuple[tuple[int, int], ...]
     kv_from: tuple[int, ...]
     values_are_keys: frozenset[int]
@@ -180,6 +182,7 @@ def _read(config: Config, family: Family) -> Architecture:
         raw_factors=family.raw_factors(config),
         head_norms=family.head_norms and bool(config.get("use_qk_norm", True)),
         norm_eps=float(config["rms_norm_eps"]),
+        after_norm_eps=float(config[family.after_norm_eps or "rms_norm_eps"]),
         ropes=tuple(family.rope(own, i) for i in range(n_layers)),
         windows=tuple(family.window(config, i) for i in range(n_layers)),
         mixers=mixers,
@@ -187,6 +190,9 @@ def _read(config: Config, family: Family) -> Architecture:
         parallel=family.parallel(config),
         query_growth=tuple(family.growth(config, i) for i in range(n_layers)),
         plain_norms=tuple(family.plain_norms(config, i) for i in range(n_layers)),
+        query_heads=tuple(
+            family.heads(config, i) if family.heads else heads for i in range(n_layers)
+        ),
         head_shapes=tuple(family.head_shape(own, i) for i in range(n_layers))
         if family.head_shape
         else ((kv_heads, width),) * n_layers,

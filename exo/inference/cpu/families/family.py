@@ -128,19 +128,27 @@ class Family:
     they were before mlx-lm converted them, and weights there are multiplied by `raw_factors`.
     Where a config has `use_qk_norm`, it decides over `head_norms`.
 
+    `final_norm_offset` is that of the last norm where it is another, `after_norm_eps` the key of
+    the config with the epsilon of norms of what a layer's parts give, and `embedding_norm`: hidden
+    states begin normed, without weights.
+
+    `output_gate`: what is attended is multiplied by the sigmoid of what stands in the matrix of
+    queries, of each head after its query, or of a matrix of its own, `gate_proj`; or by the
+    softplus of that, which has a row for each number or for each head.
+
     `fused_attention`: one matrix has queries, then keys, then values, or of each KV head these.
 
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
     one of two matrices. In `parallel` layers it reads what the attention does, through the
-    attention's norm where it has none of its own.
-    `in_chunks`: a window is a chunk of positions, of which each sees its own. `growth` is that of
-    queries with their positions. `head_shape`: KV heads and their size where layers differ,
-    `kv_from` the layer whose keys and values another reads; `plain_norms` which of q, k and v are
-    normed without weights, and where `values_are_keys` values are what becomes the keys.
-    `token_inputs`: the key of the config with the size of what tokens bring to each layer.
-    `mixture_norms`: the native MixtureNorms', by what a layer calls them; experts have scales
-    there. `layer_scales`: a layer ends in a factor. `alt_up`: a hidden state of several
-    streams; `sparsity`: so many deviations above their mean the gates' values must lie to go on."""
+    attention's norm where it has none of its own. `in_chunks`: a window is a chunk of positions, of
+    which each sees its own. `growth` is that of queries with their positions. `heads`: queries'
+    heads, and `head_shape`: KV heads and their size, where layers differ, `kv_from` the layer whose
+    keys and values another reads; `plain_norms` which of q, k and v are normed without weights, and
+    where `values_are_keys` values are what becomes the keys. `token_inputs`: the key of the config
+    with the size of what tokens bring to each layer. `mixture_norms`: the native MixtureNorms', by
+    what a layer calls them; experts have scales there. `layer_scales`: a layer ends in a factor.
+    `alt_up`: a hidden state of several streams; `sparsity`: so many deviations above their mean the
+    gates' values must lie to go on."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -148,6 +156,9 @@ class Family:
     activation: str = "SILU"
     norms: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NORMS)
     norm_offset: float = 0.0
+    final_norm_offset: float | None = None
+    after_norm_eps: str = ""
+    embedding_norm: bool = False
     raw_norm_offset: float = 0.0
     raw_factors: Callable[[Config], Mapping[str, Factor]] = lambda config: {}
     layer_norm: bool = False
@@ -155,7 +166,7 @@ class Family:
     norm_after_rope: bool = False
     fused_attention: Literal["", "stacked", "by_kv_head"] = ""
     sinks: bool = False
-    gated_attention: bool = False
+    output_gate: Literal["", "in_queries", "sigmoid", "softplus"] = ""
     latent: bool = False
     latent_eps: float = 1e-6
     explicit_head_dim: bool = True
@@ -167,6 +178,7 @@ class Family:
     gated: bool = True
     parallel: Callable[[Config], bool] = _never
     growth: Callable[[Config, int], Growth | None] = _no_growth
+    heads: Callable[[Config, int], int] | None = None
     head_shape: Callable[[Config, int], tuple[int, int]] | None = None
     kv_from: Callable[[Config, int], int] = _itself
     plain_norms: Callable[[Config, int], str] = _none_plain

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from exo.inference.cpu.families.dense import DENSE
 from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.families.gated import GATED
 from exo.inference.cpu.families.gemma3n import GEMMA3N
 from exo.inference.cpu.families.gemma4 import GEMMA4
 from exo.inference.cpu.families.llama4 import LLAMA4, LLAMA4_TEXT
@@ -19,6 +20,7 @@ FAMILIES: Mapping[str, Family] = {
     **DENSE,
     **MIXTURES,
     **RECURRENT,
+    **GATED,
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
     "gemma4_text": GEMMA4,

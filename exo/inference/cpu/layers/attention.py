@@ -30,15 +30,18 @@ def _projections(arch: Architecture, index: int) -> list[str]:
     if arch.family.fused_attention:
         return ["qkv_proj", "o_proj"]
     names = ["q_proj", "o_proj"]
+    if arch.family.output_gate in ("sigmoid", "softplus"):
+        names.append("gate_proj")
     if arch.kv_from[index] == index:
         names += ["k_proj"] if index in arch.values_are_keys else ["k_proj", "v_proj"]
     return names
 
 
 def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, index: int) -> None:
-    family, q = arch.family, arch.heads * arch.head_dim
+    family, heads = arch.family, arch.query_heads[index]
+    q = heads * arch.head_dim
     has_keys = arch.kv_from[index] == index
-    layer.kv_heads, layer.head_dim = arch.head_shapes[index]
+    layer.heads, (layer.kv_heads, layer.head_dim) = heads, arch.head_shapes[index]
     layer.kv_from = -1 if has_keys else arch.kv_from[index]
     for part in arch.plain_norms[index]:
         setattr(layer, f"{part}_norm", [1.0] * layer.head_dim)
@@ -53,18 +56,21 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         kv = arch.kv_heads * arch.head_dim
         layer.q, layer.k, layer.v = packer.split(f"{prefix}.qkv_proj", [q, kv, kv])
     elif family.fused_attention == "by_kv_head":
-        own = arch.heads // arch.kv_heads + 2
+        own = heads // arch.kv_heads + 2
         every = np.arange(arch.kv_heads * own * arch.head_dim)
         groups = every.reshape(arch.kv_heads, own, arch.head_dim)
         rows = [part.reshape(-1) for part in (groups[:, :-2], groups[:, -2], groups[:, -1])]
         layer.q, layer.k, layer.v = packer.pick(f"{prefix}.qkv_proj", rows)
     else:
-        if family.gated_attention:  # of each head its query, then its gate
-            both = np.arange(2 * q).reshape(arch.heads, 2, arch.head_dim)
+        if family.output_gate == "in_queries":
+            both = np.arange(2 * q).reshape(heads, 2, arch.head_dim)
             rows = [both[:, 0].reshape(-1), both[:, 1].reshape(-1)]
             layer.q, layer.output_gate = packer.pick(f"{prefix}.q_proj", rows)
         else:
             layer.q = packer.matrix(f"{prefix}.q_proj")
         for name in set(_projections(arch, index)) & {"k_proj", "v_proj"}:
             setattr(layer, name[0], packer.matrix(f"{prefix}.{name}"))
+    if family.output_gate in ("sigmoid", "softplus"):
+        layer.output_gate = packer.matrix(f"{prefix}.gate_proj")
+        layer.softplus_gate = family.output_gate == "softplus"
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -17,7 +17,8 @@ constexpr int64_t kQueryTile = 16;  // tokens of one sequence whose attention is
 void Model::attention(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const int kv_heads = shape_of(layer).heads, head_dim = shape_of(layer).dim;
-  const int64_t hd = head_dim, q_width = spec_.heads * hd, kv_width = kv_heads * hd;
+  const int heads = layer.heads > 0 ? layer.heads : spec_.heads;
+  const int64_t hd = head_dim, q_width = heads * hd, kv_width = kv_heads * hd;
   const Matrix* laurel = layer.alt_up ? layer.alt_up->left.get() : nullptr;
   norm_for_mixer(layer,
                  {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get(), laurel});
@@ -28,8 +29,9 @@ void Model::attention(const Layer& layer, int index) {
   if (layer.k) jobs.push_back({layer.k.get(), &normed_, 0, rows_, k_.data(), kv_width});
   if (layer.v) jobs.push_back({layer.v.get(), &normed_, 0, rows_, v_.data(), kv_width});
   if (layer.output_gate) {
-    grow(z_, rows_ * q_width);
-    jobs.push_back({layer.output_gate.get(), &normed_, 0, rows_, z_.data(), q_width});
+    const int64_t width = layer.output_gate->rows;
+    grow(z_, rows_ * width);
+    jobs.push_back({layer.output_gate.get(), &normed_, 0, rows_, z_.data(), width});
   }
   run_linear(jobs, spec_.precise);
   each_row(rows_, [&](int64_t i) {
@@ -48,7 +50,7 @@ void Model::attention(const Layer& layer, int index) {
       }
     };
     const auto norm = [&] {
-      norm_heads(q, spec_.heads, layer.q_norm);
+      norm_heads(q, heads, layer.q_norm);
       norm_heads(key, kv_heads, layer.k_norm);
     };
     if (layer.k) norm_heads(value, kv_heads, layer.v_norm);
@@ -58,7 +60,7 @@ void Model::attention(const Layer& layer, int index) {
       const int pairs = static_cast<int>(ropes[r].frequencies.size());
       const float* cos = cos_[r].data() + i * pairs;
       const float* sin = sin_[r].data() + i * pairs;
-      k.rotate(q, spec_.heads, head_dim, pairs, ropes[r].interleaved, cos, sin);
+      k.rotate(q, heads, head_dim, pairs, ropes[r].interleaved, cos, sin);
       if (layer.k) k.rotate(key, kv_heads, head_dim, pairs, ropes[r].interleaved, cos, sin);
     }
     if (layer.norm_after_rope) norm();
@@ -81,14 +83,24 @@ void Model::attention(const Layer& layer, int index) {
   attended_.resize(rows_, q_width, groups_of({layer.o.get()}));
   attend(layer, index);
   each_row(rows_, [&](int64_t i) {
-    if (layer.output_gate) {
-      float* gate = z_.data() + i * q_width;
-      k.gate(Activation::kSigmoid, gate, attended_.row(i), q_width);
-      std::memcpy(attended_.row(i), gate, at_least(q_width) * sizeof(float));
-    }
+    if (layer.output_gate) gate_output(layer, z_.data() + i * layer.output_gate->rows, q_width, i);
     attended_.quantize(i, 1);
   });
   project_out(*layer.o, layer);
+}
+
+void Model::gate_output(const Layer& layer, float* gate, int64_t width, int64_t row) {
+  float* out = attended_.row(row);
+  if (!layer.softplus_gate && layer.output_gate->rows == width) {
+    kernels().gate(Activation::kSigmoid, gate, out, width);
+    std::memcpy(out, gate, at_least(width) * sizeof(float));
+    return;
+  }
+  const int64_t each = width / layer.output_gate->rows;  // 1, or a head
+  for (int64_t g = 0; g < layer.output_gate->rows; g++) {
+    const float by = layer.softplus_gate ? same::softplus(gate[g]) : same::sigmoid(gate[g]);
+    for (int64_t d = 0; d < each; d++) out[g * each + d] *= by;
+  }
 }
 
 // Tasks are (tile of a slice's tokens, KV head); where that is a single tile, whose work would be
@@ -96,8 +108,9 @@ void Model::attention(const Layer& layer, int index) {
 void Model::attend(const Layer& layer, int index) {
   const KernelTable& kernel = kernels();
   const HeadShape shape = shape_of(layer);
-  const int64_t hd = shape.dim, q_width = spec_.heads * hd;
-  const int per_kv = spec_.heads / shape.heads;
+  const int heads = layer.heads > 0 ? layer.heads : spec_.heads;
+  const int64_t hd = shape.dim, q_width = heads * hd;
+  const int per_kv = heads / shape.heads;
   const AttentionRule rule{spec_.attention_soft_cap, layer.window, layer.in_chunks};
   struct Task {
     int64_t row, count;  // rows of the batch

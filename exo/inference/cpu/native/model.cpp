@@ -193,6 +193,7 @@ void Model::embed(const int32_t* tokens) {
   }
   each_row(rows_, [&](int64_t i) {
     embedding->read_row(tokens[i], x(i));
+    if (!embedding_norm.empty()) norm_row(x(i), embedding_norm, {}, x(i));
     if (spec_.embedding_scale != 1.f) {
       for (int d = 0; d < spec_.hidden; d++) x(i)[d] *= spec_.embedding_scale;
     }
@@ -248,7 +249,7 @@ void Model::add_token_input(const Layer& layer, size_t index) {
 
 void Model::add_residual(float* row, float* y, const std::vector<float>& norm) const {
   const KernelTable& k = kernels();
-  if (!norm.empty()) k.rms_norm(y, norm.data(), y, spec_.hidden, spec_.norm_eps);
+  if (!norm.empty()) k.rms_norm(y, norm.data(), y, spec_.hidden, spec_.after_norm_eps);
   k.add_scaled(row, y, spec_.residual_scale, spec_.hidden);
 }
 

@@ -130,11 +130,14 @@ struct Layer {
   std::vector<float> attention_norm_bias, mlp_norm_bias;  // where Spec::layer_norm
   bool parallel = false;  // the MLP reads what the attention reads, not what it gives
   MatrixPtr q, k, v, o;
-  MatrixPtr output_gate;  // what is attended is multiplied by its sigmoid
+  // What is attended is multiplied by its sigmoid, or its softplus, which has a row for each number
+  // or for each head.
+  MatrixPtr output_gate;
+  bool softplus_gate = false;
   // [head_dim], or [heads * head_dim] over all heads at once
   std::vector<float> q_norm, k_norm, v_norm;
   // Where layers differ; 0: Spec's. Without `v` the values are what `k` gives.
-  int kv_heads = 0, head_dim = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;
   int kv_from = -1;  // the layer of this shard whose keys and values these queries read
   bool norm_after_rope = false;
   std::vector<float> sinks;  // [heads]
@@ -176,6 +179,7 @@ struct Spec {
   int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool layer_norm = false;  // norms of layers and the final one subtract the mean
   float norm_eps = 1e-5f;
+  float after_norm_eps = 1e-5f;  // of norms of what a layer's parts give
   float attention_scale = 1.f;
   float attention_soft_cap = 0.f;
   Activation activation = Activation::kSilu;
@@ -209,8 +213,9 @@ class Model {
   // What this shard holds; set before the first step.
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
-  MatrixPtr embedding;  // first shard: [vocabulary, hidden]
-  MatrixPtr head;       // last shard: [vocabulary, hidden]
+  MatrixPtr embedding;                // first shard: [vocabulary, hidden]
+  std::vector<float> embedding_norm;  // first shard: [hidden], or empty
+  MatrixPtr head;                     // last shard: [vocabulary, hidden]
   std::shared_ptr<TokenInputs> token_inputs;
   std::shared_ptr<Streams> streams;                // such a model is one shard
   std::vector<float> final_norm, final_norm_bias;  // last shard
@@ -271,6 +276,7 @@ class Model {
   // `index` among the layers that cache; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
+  void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
   void latent_attention(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
   void short_convolution(const Layer& layer, int64_t state);

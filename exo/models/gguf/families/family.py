@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -69,6 +69,16 @@ class Metadata:
             raise ModelUnsupported(f"the GGUF file has no tensor {name}")
         return tensor.shape
 
+    def first_number(self, name: str) -> float:
+        """Of a tensor.
+
+        Raises:
+            ModelUnsupported: there is no such tensor, or it is packed.
+        """
+        if (floats := self._gguf.floats(name)) is None:
+            raise ModelUnsupported(f"the GGUF file has no plain numbers {name}")
+        return float(floats[0])
+
     def factors(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
         """Of the frequencies with which positions turn."""
         return self._gguf.floats("rope_freqs.weight")
@@ -96,28 +106,30 @@ def joined_there_too(config: Config, layer: int) -> None:
 
 @dataclass(frozen=True)
 class GGUFFamily:
-    """`tensors`: names that differ from a llama's, by llama.cpp's. `config`: what config.json has
-    besides or instead, of the metadata and of what all families have.
+    """`tensors`: names that differ from a llama's, by llama.cpp's; "": there is no such tensor.
+    `config`: what config.json has besides or instead, of the metadata and of what all families
+    have.
 
     `interleaved_rope`: llama.cpp permutes the rows of q and k for RoPE over neighbouring pairs.
-    `norms_add_one`: norms hold 1 + weight, where mlx-lm's class adds the 1. `prefix`: before all
-    names. `layers`: what stands before a layer's number. `varied`: keys of the metadata whose
-    numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies.
-    `lists`: modules that are lists, whose weights stand in one tensor. `by_kv_head`: what has
-    queries, keys and values in one matrix, by KV head, where a file has them one kind after the
-    other. `qkv_rows`: how many rows queries, keys and values of a layer have where a file has them
-    in one matrix; None where that is no such matrix, or is wanted as it is. `name` is that in
-    config.json's `gguf_family`, where its model_type does not tell."""
+    `norms_add_one`: which norms hold 1 + weight, where mlx-lm's class adds the 1. `prefix`: before
+    all names. `layers`: what stands before a layer's number. `varied`: keys of the metadata whose
+    numbers may differ from layer to layer. `own_factors`: `config` reads those of frequencies,
+    `in_config` what other tensors it reads. `lists`: modules that are lists, whose weights stand in
+    one tensor. `by_kv_head`: what has queries, keys and values in one matrix, by KV head, where a
+    file has them one kind after the other. `qkv_rows`: how many rows queries, keys and values of a
+    layer have where a file has them in one matrix; None where that is no such matrix, or is wanted
+    as it is. `name` is that in config.json's `gguf_family`, where its model_type does not tell."""
 
     model_type: str
     interleaved_rope: bool = False
-    norms_add_one: bool = False
+    norms_add_one: Literal["", "layers", "all"] = ""
     prefix: str = ""
     layers: str = "model.layers"
     tensors: Mapping[str, str] = field(default_factory=dict)
     config: Callable[[Metadata, Config], Config] = _nothing_own
     varied: tuple[str, ...] = ()
     own_factors: bool = False
+    in_config: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     by_kv_head: str = ""
     qkv_rows: Callable[[Config, int], tuple[int, int, int] | None] = rows_of_heads

@@ -147,10 +147,15 @@ def _glm4_moe(metadata: Metadata, config: Config) -> Config:
     }
 
 
-def _by_sigmoid(metadata: Metadata, config: Config) -> Config:
-    """What else GLM 4.5's class computes: Ling 2.0 and dots.llm1, which are as it is."""
+def check_sigmoid(metadata: Metadata) -> None:
+    """Raises ModelUnsupported where experts are weighed in another way."""
     if not routes_by_sigmoid(metadata):
         raise ModelUnsupported("experts that softmax weighs, where exo reads those of a sigmoid")
+
+
+def _by_sigmoid(metadata: Metadata, config: Config) -> Config:
+    """What else GLM 4.5's class computes: Ling 2.0 and dots.llm1, which are as it is."""
+    check_sigmoid(metadata)
     return _glm4_moe(metadata, config)
 
 

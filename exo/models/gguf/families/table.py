@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import DENSE, FALCON_40B, OLMO3
 from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
+from exo.models.gguf.families.gated import GATED
 from exo.models.gguf.families.gemma3n import GEMMA3N
 from exo.models.gguf.families.gemma4 import GEMMA4
 from exo.models.gguf.families.mixtures import DEEPSEEK_V2, MIXTRAL, MIXTURES, routes_by_sigmoid
@@ -16,6 +17,7 @@ FAMILIES: Mapping[str, GGUFFamily] = {
     **DENSE,
     **MIXTURES,
     **RECURRENT,
+    **GATED,
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
 }

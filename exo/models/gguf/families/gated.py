@@ -1,0 +1,135 @@
+"""GGUF families whose attention's output is multiplied by a gate that is a matrix of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo.models.gguf.families.dense import SANDWICH
+from exo.models.gguf.families.family import (
+    Config,
+    GGUFFamily,
+    Metadata,
+    experts,
+    shared,
+    turned_share,
+)
+from exo.models.gguf.families.mixtures import check_sigmoid
+
+_QUERIES = "blk.0.attn_q_norm.weight"
+
+_MUSE = {
+    **SANDWICH,
+    "attn_gate": "self_attn.gate_proj",
+    "attn_q_norm": "",  # the same number everywhere, which is in the configuration
+    "attn_k_norm": "",
+}
+_AFMOE = {
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    **experts("mlp.router.gate", "mlp.experts"),
+    **shared("mlp.shared_experts"),
+    "exp_probs_b": "mlp.expert_bias",
+}
+_LAGUNA = {
+    "attn_gate": "self_attn.g_proj",
+    **experts("mlp.gate.proj", "mlp.switch_mlp"),
+    **shared("mlp.shared_expert"),
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
+
+
+def _kinds(metadata: Metadata, config: Config, full: int) -> list[str]:
+    """Of layers, which see a window or all. Where a file does not say, of four neighbours the one
+    at `full` sees all."""
+    layers = range(config["num_hidden_layers"])
+    slides = metadata.of_layers("attention.sliding_window_pattern")
+    if not metadata("attention.sliding_window", 0):
+        slides = [0 for _ in layers]
+    slides = slides or [int(layer % 4 != full) for layer in layers]
+    return ["sliding_attention" if one else "full_attention" for one in slides]
+
+
+def _muse(metadata: Metadata, config: Config) -> Config:
+    """The converter puts the factor of queries into weights of their norms (muse_glimmer.py)."""
+    return {
+        "layer_types": _kinds(metadata, config, full=3),
+        "sliding_window": metadata("attention.sliding_window"),
+        "qk_scale_factor": metadata.first_number(_QUERIES),
+        "output_multiplier": metadata("logit_scale"),
+        "final_logit_softcapping": metadata("final_logit_softcapping"),
+    }
+
+
+def _afmoe(metadata: Metadata, config: Config) -> Config:
+    check_sigmoid(metadata)
+    return {
+        "layer_types": _kinds(metadata, config, full=3),
+        "sliding_window": metadata("attention.sliding_window", 2048),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "num_experts": metadata("expert_count"),
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "num_shared_experts": metadata("expert_shared_count", 0),
+        "num_dense_layers": metadata("leading_dense_block_count", 0),
+        "route_norm": metadata("expert_weights_norm", False),
+        "route_scale": metadata("expert_weights_scale", 1.0),
+        "n_group": metadata("expert_group_count", 1),
+        "topk_group": metadata("expert_group_used_count", 1),
+    }
+
+
+def _laguna(metadata: Metadata, config: Config) -> Config:
+    check_sigmoid(metadata)
+    layers, dense = config["num_hidden_layers"], metadata("leading_dense_block_count")
+    theta, width = config["rope_theta"], config["head_dim"]
+    return {
+        "num_attention_heads_per_layer": metadata.of_layers("attention.head_count"),
+        "layer_types": _kinds(metadata, config, full=0),
+        "sliding_window": metadata("attention.sliding_window", 512),
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense),
+        "num_experts": metadata("expert_count"),
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": metadata("expert_weights_scale", 1.0),
+        "qkv_bias": config["attention_bias"],
+        "attention_bias": metadata.has_tensor(".attn_output.bias"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_theta": theta,
+                "partial_rotary_factor": turned_share(metadata, config),
+                **config.get("rope_scaling", {"rope_type": "default"}),
+            },
+            "sliding_attention": {
+                "rope_theta": metadata("rope.freq_base_swa", theta),
+                "partial_rotary_factor": metadata("rope.dimension_count_swa", width) / width,
+                "rope_type": "default",
+            },
+        },
+    }
+
+
+def _laguna_rows(config: Config, layer: int) -> tuple[int, int, int]:
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    return config["num_attention_heads_per_layer"][layer] * config["head_dim"], kv, kv
+
+
+GATED: Mapping[str, GGUFFamily] = {
+    "muse-glimmer": GGUFFamily(
+        "muse_glimmer",
+        interleaved_rope=True,
+        norms_add_one="layers",
+        tensors=_MUSE,
+        config=_muse,
+        in_config=(_QUERIES,),
+    ),
+    "afmoe": GGUFFamily("afmoe", tensors=_AFMOE, config=_afmoe),
+    "laguna": GGUFFamily(
+        "laguna",
+        tensors=_LAGUNA,
+        config=_laguna,
+        varied=("attention.head_count",),
+        qkv_rows=_laguna_rows,
+    ),
+}
