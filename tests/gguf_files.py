@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "bailing_moe": "bailingmoe2",
     "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
+    "mistral4": "mistral4",
     "gpt_neox": "gptneox",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
@@ -272,7 +273,7 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
             "expert_shared_count": config["n_shared_experts"],
             "expert_weights_scale": config["routed_scaling_factor"],
             "expert_weights_norm": config["model_type"] != "deepseek_v2",
-            "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
+            "expert_gating_func": 1 if config["model_type"] in ("deepseek_v2", "mistral4") else 2,
             "leading_dense_block_count": config["first_k_dense_replace"],
         }
     if "conv_L_cache" in config:
@@ -375,6 +376,16 @@ def _deepseek_v2(config: dict[str, Any]) -> dict[str, Any]:
         "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+    }
+
+
+def _mistral4(config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        **_deepseek_v2({"rope_scaling": rope}),
+        "rope.freq_base": rope["rope_theta"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        "attention.temperature_length": rope["original_max_position_embeddings"],
     }
 
 
@@ -519,6 +530,7 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "gemma3n": _gemma3n,
     "gemma4_text": _gemma4,
     "deepseek_v2": _deepseek_v2,
+    "mistral4": _mistral4,
     "gpt_neox": _gpt_neox,
     "cohere": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},
     "cohere2": lambda config: {"logit_scale": config.get("logit_scale", 0.0625)},

@@ -17,7 +17,7 @@ import zoo
 from exo.errors import EngineFailed, ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu.engine import CPUEngine
-from exo.inference.cpu.families.table import FAMILIES
+from exo.inference.cpu.families.table import ALIASES, FAMILIES
 from exo.inference.cpu.shard_model import CheckpointModel
 from exo.inference.engine import InferenceEngine
 from exo.inference.mlx.engine import MLXEngine
@@ -42,7 +42,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "long_factor": [1.0 + 0.2 * i for i in range(8)],
     },
 }
-TWINS = ("mistral", "kimi_k2", "falcon")
+TWINS = (*ALIASES, "falcon")
 """Names that mlx-lm has for another family's class, or for none (test_falcon.py)."""
 CHOSEN: dict[str, dict[str, Any]] = {
     "hunyuan": {"use_cla": False},
@@ -59,6 +59,9 @@ CHOSEN: dict[str, dict[str, Any]] = {
 CASES = [
     *((family, CHOSEN.get(family, {})) for family in FAMILIES if family not in TWINS),
     ("laguna", zoo.LAGUNA_XS),
+    ("qwen2_vl", {}),
+    ("minimax", {"model_type": "minimax_m2"}),
+    ("internlm3", {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}),
     ("mellum", {"rope_parameters": zoo.OF_BOTH_KINDS}),
     *(
         ("llama", {"rope_scaling": scaling, "max_position_embeddings": 128})

@@ -164,7 +164,12 @@ def test_a_joined_matrix_has_as_many_rows_as_the_heads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "architecture", "more"),
-    [("llama", "internlm2", {}), ("llama", "exaone", {}), ("qwen2", "qwen2vl", {})],
+    [
+        ("llama", "internlm2", {}),
+        ("llama", "exaone", {}),
+        ("qwen2", "qwen2vl", {}),
+        ("mistral4", "deepseek2", {}),
+    ],
 )
 def test_a_file_of_another_name_for_what_it_computes(
     model_type: str,

@@ -179,6 +179,40 @@ _FALCON_NAMES = {
     "dense_4h_to_h": "down_proj",
 }
 
+_INTERNLM2_NAMES = {
+    "tok_embeddings": "embed_tokens",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention.wqkv": "self_attn.qkv_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "output": "lm_head",
+}
+_EXAONE_NAMES = {
+    "transformer.wte": "model.embed_tokens",
+    "transformer.h": "model.layers",
+    "transformer.ln_f": "model.norm",
+    "ln_1": "input_layernorm",
+    "ln_2": "post_attention_layernorm",
+    "attn.attention": "self_attn",
+    "out_proj": "o_proj",
+    "c_fc_0": "gate_proj",
+    "c_fc_1": "up_proj",
+    "c_proj": "down_proj",
+}
+
+
+def _exaone_config(config: Config) -> Config:
+    return {
+        **config,
+        "num_hidden_layers": config["num_layers"],
+        "rms_norm_eps": config["layer_norm_epsilon"],
+    }
+
+
 _LLAMA = Family(window=typed_window)
 _COHERE = Family(
     tied_by_config=False,
@@ -204,7 +238,6 @@ _GEMMA3 = Family(
 
 DENSE: Mapping[str, Family] = {
     "llama": _LLAMA,
-    "mistral": _LLAMA,
     "qwen2": Family(rope=qwen2_rope, explicit_head_dim=False),
     "qwen3": _QWEN3,
     "qwen3_vl": _QWEN3,
@@ -302,6 +335,14 @@ DENSE: Mapping[str, Family] = {
     ),
     "ernie4_5": Family(rope=interleaved_rope),
     "seed_oss": Family(),
+    "internlm2": Family(
+        tied=False,
+        fused_attention="by_kv_head",
+        explicit_head_dim=False,
+        renames=_INTERNLM2_NAMES,
+    ),
+    "internlm3": Family(tied=False, explicit_head_dim=False),
+    "exaone": Family(config=_exaone_config, renames=_EXAONE_NAMES),
     "exaone4": Family(
         norms=_OLMO2_NORMS, head_norms=True, rope=exaone4_rope, window=exaone4_window
     ),

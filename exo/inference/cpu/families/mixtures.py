@@ -10,7 +10,7 @@ import numpy as np
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
-from exo.inference.cpu.families.family import Experts, Family
+from exo.inference.cpu.families.family import Experts, Family, Growth
 from exo.inference.cpu.families.positions import (
     Config,
     gpt_oss_rope,
@@ -91,6 +91,22 @@ def _latent_scales(config: Config) -> dict[str, float]:
     if (factor := scaling.get("factor", 1.0)) > 1 and scaling.get("mscale_all_dim"):
         scale *= (0.1 * scaling["mscale_all_dim"] * math.log(factor) + 1.0) ** 2
     return {"attention_scale": scale}
+
+
+def _mistral4_config(config: Config) -> Config:
+    rope = config.get("rope_parameters") or {}
+    theta = rope.get("rope_theta", 100000.0) if rope else config.get("rope_theta", 10000.0)
+    return {**config, "rope_theta": theta, "rope_scaling": rope or config.get("rope_scaling")}
+
+
+def _mistral4_growth(config: Config, layer: int) -> Growth:
+    rope = config["rope_parameters"]
+    return Growth(rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"]))
+
+
+def _youtu_scales(config: Config) -> dict[str, float]:
+    width = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    return {"attention_scale": width**-0.5}
 
 
 def _deepseek_layers(config: Config, layer: int) -> bool:
@@ -184,7 +200,27 @@ MIXTURES: Mapping[str, Family] = {
         ),
     ),
     "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
+    "mistral4": replace(
+        _DEEPSEEK_V3,
+        tied_by_config=True,
+        config=_mistral4_config,
+        growth=_mistral4_growth,
+        experts=Experts(
+            _deepseek_layers,
+            count="n_routed_experts",
+            shared="shared_experts",
+            scale=routed_scale,
+            groups=_deepseek_groups,
+        ),
+    ),
+    "youtu_llm": replace(
+        _DEEPSEEK_V3,
+        tied=True,
+        tied_by_config=True,
+        latent_eps=0.0,
+        scales=_youtu_scales,
+        experts=None,
+    ),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, latent_eps=0.0),
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe": replace(_QWEN3_MOE, experts=replace(_QWEN3_EXPERTS, joined="beside")),
@@ -258,6 +294,14 @@ MIXTURES: Mapping[str, Family] = {
     ),
     "glm4_moe": Family(
         tied=False, tied_by_config=False, head_norms=True, rope=partial_rope, experts=GLM4_EXPERTS
+    ),
+    "solar_open": Family(
+        tied=False,
+        tied_by_config=False,
+        head_norms=True,
+        rope=partial_rope,
+        experts=GLM4_EXPERTS,
+        config=lambda config: {"use_qk_norm": False, **config},
     ),
     "minimax": Family(
         tied=False,

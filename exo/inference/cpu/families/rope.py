@@ -42,8 +42,8 @@ def rope_table(
     scaling = scaling or {}
     kind = scaling.get("type") or scaling.get("rope_type") or "default"
     scale = 1.0
-    if kind in ("default", "mrope"):
-        pass
+    if kind in ("default", "mrope", "dynamic"):
+        pass  # dynamic: what is beyond the positions that a model was made for is scaled
     elif kind == "proportional":  # the periods of all dimensions, of which only the first turn
         turned = np.arange(0, dims, 2) < int(dims * scaling.get("partial_rotary_factor", 1.0))
         periods = np.where(turned, periods * scaling.get("factor", 1.0), np.inf)

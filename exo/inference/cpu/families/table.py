@@ -16,7 +16,7 @@ from exo.inference.cpu.families.llama4 import LLAMA4, LLAMA4_TEXT
 from exo.inference.cpu.families.mixtures import MIXTURES
 from exo.inference.cpu.families.recurrent import RECURRENT
 
-FAMILIES: Mapping[str, Family] = {
+_NAMED: Mapping[str, Family] = {
     **DENSE,
     **MIXTURES,
     **RECURRENT,
@@ -27,3 +27,22 @@ FAMILIES: Mapping[str, Family] = {
     "llama4": LLAMA4,
     "llama4_text": LLAMA4_TEXT,
 }
+
+ALIASES = {
+    "mistral": "llama",
+    "iquestcoder": "llama",
+    "xverse": "llama",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "kimi_k2": "deepseek_v3",
+    "joyai_llm_flash": "deepseek_v3",
+    "minimax_m2": "minimax",
+    "gemma4_unified": "gemma4",
+}
+"""Names in config.json of what is another family for text, as in mlx-lm's MODEL_REMAPPING."""
+
+FAMILIES: Mapping[str, Family] = {
+    **_NAMED,
+    **{name: _NAMED[family] for name, family in ALIASES.items()},
+}
+"""By config.json's `model_type`."""

@@ -65,11 +65,7 @@ void Model::attention(const Layer& layer, int index) {
     }
     if (layer.norm_after_rope) norm();
     const Row& row = row_[at_least(i)];
-    float scale = spec_.attention_scale;
-    if (layer.query_growth != 0.f) {
-      const float spans = static_cast<float>((row.position + layer.query_ahead) / layer.query_span);
-      scale *= 1.f + layer.query_growth * static_cast<float>(same::log1p(spans));
-    }
+    const float scale = query_scale(layer, row.position);
     for (int64_t d = 0; d < q_width; d++) q[d] *= scale;
     if (!layer.k) return;  // another layer's are read
     uint8_t* page = pages_[row.slice][row.position / kPageTokens];
@@ -87,6 +83,13 @@ void Model::attention(const Layer& layer, int index) {
     attended_.quantize(i, 1);
   });
   project_out(*layer.o, layer);
+}
+
+float Model::query_scale(const Layer& layer, int64_t position) const {
+  if (layer.query_growth == 0.f) return spec_.attention_scale;
+  const float spans = static_cast<float>((position + layer.query_ahead) / layer.query_span);
+  const float growth = layer.query_growth * static_cast<float>(same::log1p(spans));
+  return spec_.attention_scale * (1.f + growth);
 }
 
 void Model::gate_output(const Layer& layer, float* gate, int64_t width, int64_t row) {

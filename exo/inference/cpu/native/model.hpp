@@ -276,6 +276,7 @@ class Model {
   // `index` among the layers that cache; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
+  float query_scale(const Layer& layer, int64_t position) const;
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
   void latent_attention(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);

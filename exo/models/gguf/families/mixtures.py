@@ -247,6 +247,21 @@ def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _mistral4(metadata: Metadata, config: Config) -> Config:
+    """Mistral Large 3 too, whose files say deepseek2."""
+    found = _latents(metadata, config)
+    scaling = found.get("rope_scaling") or {"type": "default", "rope_type": "default"}
+    return {
+        **found,
+        "rope_parameters": {
+            "original_max_position_embeddings": config["max_position_embeddings"],
+            **scaling,
+            "rope_theta": config["rope_theta"],
+            "llama_4_scaling_beta": metadata("attention.temperature_scale", 0.0),
+        },
+    }
+
+
 def _llama4(metadata: Metadata, config: Config) -> Config:
     """What llama.cpp's llama4.cpp takes as given stands here as well; of its models only Maverick,
     with 128 experts, has no norms of heads."""
@@ -263,6 +278,8 @@ def _llama4(metadata: Metadata, config: Config) -> Config:
     }
     return {"text_config": text}
 
+
+MISTRAL4 = GGUFFamily("mistral4", tensors=_LATENTS, config=_mistral4)
 
 MIXTURES: Mapping[str, GGUFFamily] = {
     "qwen3moe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
@@ -282,6 +299,7 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
     "deepseek2": GGUFFamily("glm4_moe_lite", tensors=_LATENTS, config=_latents),
+    "mistral4": MISTRAL4,
 }
 
 MIXTRAL = GGUFFamily("mixtral", interleaved_rope=True, tensors=_SPARSE_BLOCK, config=_mixtral)

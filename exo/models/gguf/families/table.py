@@ -10,7 +10,13 @@ from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
 from exo.models.gguf.families.gated import GATED
 from exo.models.gguf.families.gemma3n import GEMMA3N
 from exo.models.gguf.families.gemma4 import GEMMA4
-from exo.models.gguf.families.mixtures import DEEPSEEK_V2, MIXTRAL, MIXTURES, routes_by_sigmoid
+from exo.models.gguf.families.mixtures import (
+    DEEPSEEK_V2,
+    MISTRAL4,
+    MIXTRAL,
+    MIXTURES,
+    routes_by_sigmoid,
+)
 from exo.models.gguf.families.recurrent import RECURRENT
 
 FAMILIES: Mapping[str, GGUFFamily] = {
@@ -23,15 +29,23 @@ FAMILIES: Mapping[str, GGUFFamily] = {
 }
 """By `general.architecture`."""
 
-_VARIANTS: Mapping[str, tuple[Callable[[Metadata], bool], GGUFFamily]] = {
-    "llama": (lambda metadata: bool(metadata("expert_count", 0)), MIXTRAL),
-    "olmo2": (lambda metadata: bool(metadata("attention.sliding_window", 0)), OLMO3),
-    "deepseek2": (lambda metadata: not routes_by_sigmoid(metadata), DEEPSEEK_V2),
-    "falcon": (lambda metadata: metadata.has_tensor(".attn_norm_2."), FALCON_40B),
-}
-"""Of an architecture there that is two here: which files are of the other one."""
+Variant = tuple[Callable[[Metadata], bool], GGUFFamily]
 
-_ALL = (*FAMILIES.values(), *(variant for _, variant in _VARIANTS.values()))
+_VARIANTS: Mapping[str, tuple[Variant, ...]] = {
+    "llama": ((lambda metadata: bool(metadata("expert_count", 0)), MIXTRAL),),
+    "olmo2": ((lambda metadata: bool(metadata("attention.sliding_window", 0)), OLMO3),),
+    "deepseek2": (
+        (lambda metadata: bool(metadata("attention.temperature_scale", 0)), MISTRAL4),
+        (lambda metadata: not routes_by_sigmoid(metadata), DEEPSEEK_V2),
+    ),
+    "falcon": ((lambda metadata: metadata.has_tensor(".attn_norm_2."), FALCON_40B),),
+}
+"""Of an architecture there that is several here: which files are of another one."""
+
+_ALL = (
+    *FAMILIES.values(),
+    *(family for variants in _VARIANTS.values() for _, family in variants),
+)
 _BY_TYPE = {family.model_type: family for family in _ALL if not family.name}
 _BY_NAME = {family.name: family for family in _ALL if family.name}
 
@@ -47,10 +61,8 @@ def family_of(architecture: str, metadata: Metadata) -> GGUFFamily:
             f"the GGUF file is of architecture {architecture!r}; GGUF files are read for "
             f"{', '.join(FAMILIES)}. Use the model's safetensors instead"
         )
-    if architecture in _VARIANTS:
-        is_variant, variant = _VARIANTS[architecture]
-        return variant if is_variant(metadata) else family
-    return family
+    of_another = (one for is_it, one in _VARIANTS.get(architecture, ()) if is_it(metadata))
+    return next(of_another, family)
 
 
 def family_of_config(config: Config) -> GGUFFamily:
