@@ -672,12 +672,15 @@ def write_gguf(
     beside: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
     joined_latents: bool = False,
     fused: bool = False,
+    called: str = "",
+    rename: Callable[[str], str] = lambda name: name,
     **extra: Any,
 ) -> None:
     """A GGUF file with the checkpoint's weights and a byte-level tokenizer. `extra` metadata
     replaces what would be written; None leaves it out. `quantize` may change the numbers it is
     given, and `beside` are tensors that are written after all others. `fused`: what the converter
-    may join is joined."""
+    may join is joined. `called`: another name for the architecture, `rename` gives tensors
+    theirs."""
     config = json.loads((checkpoint / "config.json").read_text())
     config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
     architecture = ARCHITECTURES[config["model_type"]]
@@ -689,7 +692,7 @@ def write_gguf(
     tokens = [chr(33 + i) for i in range(90)]
     tokens += [f"unused{i}" for i in range(zoo.VOCABULARY - 94)] + ['!"', "#$", "<s>", "</s>"]
     metadata = {
-        "general.architecture": architecture,
+        "general.architecture": called or architecture,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -698,7 +701,7 @@ def write_gguf(
         "tokenizer.ggml.bos_token_id": len(tokens) - 2,
         "tokenizer.ggml.eos_token_id": len(tokens) - 1,
         "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
-        **{f"{architecture}.{key}": number for key, number in _numbers(config).items()},
+        **{f"{called or architecture}.{key}": number for key, number in _numbers(config).items()},
         **extra,
     }
     writer = gguf.GGUFWriter(file, str(metadata.pop("general.architecture")))
@@ -742,7 +745,7 @@ def write_gguf(
                 named.append((f"blk.{layer}.attn_{part}_norm.weight", whole))
     for own, numbers in _fused(named) if fused else named:
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
-        writer.add_tensor(own, quantized(numbers, kind), raw_dtype=kind)
+        writer.add_tensor(rename(own), quantized(numbers, kind), raw_dtype=kind)
     if architecture == "gemma4":  # of its widest heads a quarter turns
         half = config.get("global_head_dim", 512) // 2
         factors = np.array([1.0] * (half // 4) + [1e30] * (half - half // 4), np.float32)

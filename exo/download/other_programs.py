@@ -12,6 +12,7 @@ from exo.download.gguf_repo import quantizations
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _OLLAMA_OWN = "registry.ollama.ai/library"
+_OF_SERVICE = Path("/usr/share/ollama/.ollama/models")
 _HUB = ("hf.co", "huggingface.co")
 
 
@@ -30,9 +31,13 @@ def lm_studio_folders() -> list[Path]:
     return [home / ".lmstudio/models", home / ".cache/lm-studio/models"]
 
 
-def ollama_folder() -> Path:
-    """Where Ollama keeps models: manifests, and blobs by digest."""
-    return Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama/models")
+def ollama_folders() -> list[Path]:
+    """Where Ollama keeps models: manifests, and blobs by digest. As a service of Linux it has a
+    home of its own, which its installer lets the user read."""
+    if (said := os.environ.get("OLLAMA_MODELS")) is not None:
+        return [Path(said)]
+    folders = [Path.home() / ".ollama/models", _OF_SERVICE]
+    return [folder for folder in folders if os.access(folder, os.R_OK | os.X_OK)]
 
 
 def found_gguf(folders: Sequence[Path] = ()) -> Iterator[FoundGGUF]:
@@ -46,7 +51,8 @@ def found_gguf(folders: Sequence[Path] = ()) -> Iterator[FoundGGUF]:
             for quantization, names in quantizations(by_name).items():
                 name = f"{repo.parent.name}/{repo.name}:{quantization}"
                 yield FoundGGUF(name, by_name[names[0]], program)
-    yield from _of_ollama(ollama_folder())
+    for folder in ollama_folders():
+        yield from _of_ollama(folder)
 
 
 def _of_ollama(folder: Path) -> Iterator[FoundGGUF]:

@@ -31,7 +31,8 @@ from exo.models.file_parts import (
     are_saved,
 )
 from exo.models.gguf.config import tensors_in_config
-from exo.models.gguf.file import ENDS_TOO_SOON, parse_gguf
+from exo.models.gguf.file import parse_gguf
+from exo.models.gguf.header import ENDS_TOO_SOON
 from exo.models.tensor_table import header_length
 
 _FIRST_READ = 64 << 10

@@ -14,8 +14,9 @@ from typing import Any
 from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
 from exo.models.gguf.families.table import family_of_config
-from exo.models.gguf.file import GGUFTensor, read_gguf
+from exo.models.gguf.file import read_gguf
 from exo.models.gguf.fused import separated
+from exo.models.gguf.header import GGUFTensor
 from exo.models.gguf.names import TENSOR_SCALE, renamed
 from exo.models.weight_files import chosen_weights
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.family import Metadata
 from exo.models.gguf.families.table import FAMILIES, family_of
-from exo.models.gguf.file import GGUF, GGUFTensor
+from exo.models.gguf.header import GGUF, GGUFTensor
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Of the frequencies with which positions turn."""

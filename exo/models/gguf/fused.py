@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.family import Config, GGUFFamily
-from exo.models.gguf.file import GGUFTensor
+from exo.models.gguf.header import GGUFTensor
 
 _FUSED = re.compile(r"(blk\.(\d+)\.)attn_qkv\.(.+)")
 

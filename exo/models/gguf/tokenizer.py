@@ -57,9 +57,10 @@ def write_tokenizer(metadata: dict[str, Any], target: Path, config: dict[str, An
     if template := metadata.get("tokenizer.chat_template"):
         described["chat_template"] = template
     (target / "tokenizer_config.json").write_text(json.dumps(described, indent=1))
-    ids = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos", "eot")}
-    config["bos_token_id"] = ids["bos"]
-    config["eos_token_id"] = sorted({ids["eos"], ids["eot"], *_ends_of_turns(tokens)} - {None})
+    stops = {metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")}
+    stops |= set(as_list(metadata.get("tokenizer.ggml.eos_token_ids")))  # Ollama's
+    config["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
+    config["eos_token_id"] = sorted({*stops, *_ends_of_turns(tokens)} - {None})
 
 
 _TURN_ENDS = (

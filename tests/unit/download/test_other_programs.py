@@ -12,6 +12,7 @@ from gguf_files import write_gguf
 
 from exo.cli.main import main
 from exo.download.gguf_repo import quantizations
+from exo.download.other_programs import found_gguf
 from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest
 
@@ -61,6 +62,19 @@ def test_they_are_found_used_and_left_alone(machine: Path) -> None:
         with pytest.raises(InvalidRequest, match=r"belongs to (LM Studio|Ollama); delete it there"):
             store.remove(name)
         assert (folder_file := listed[name].path) is not None and folder_file.is_file()
+
+
+def test_ollama_s_service_has_a_home_of_its_own(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = machine / "service"
+    (machine / ".ollama/models").rename(service)
+    monkeypatch.setattr("exo.download.other_programs._OF_SERVICE", service)
+    found = [one.model_id for one in found_gguf() if one.program == "Ollama"]
+    assert found == ["bartowski/Tiny-GGUF:Q4_K_M", "ollama/llama3.2:3b"]
+    # It may be closed to others; tests may run as a user to whom nothing is.
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != service)
+    assert not [one for one in found_gguf() if one.program == "Ollama"]
 
 
 def test_what_nothing_ran_yet_is_described(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from exo.errors import ModelUnsupported
 from exo.models.gguf.families.family import (
     Config,
     GGUFFamily,
@@ -43,10 +44,22 @@ def _gemma2(metadata: Metadata, config: Config) -> Config:
 def _gemma3(metadata: Metadata, config: Config) -> Config:
     return {
         "sliding_window": metadata("attention.sliding_window", 512),
-        "sliding_window_pattern": metadata("attention.sliding_window_pattern", 6),
+        "sliding_window_pattern": _every(metadata, 6),
         "rope_local_base_freq": metadata("rope.freq_base_swa", 10000.0),
         "query_pre_attn_scalar": _query_scalar(config, layers_of_27b=62),
     }
+
+
+def _every(metadata: Metadata, usual: int) -> int:
+    """Which layer of so many neighbours sees all: llama.cpp writes their number, Ollama for each
+    layer whether it sees a window."""
+    found = metadata.numbers("attention.sliding_window_pattern")
+    if len(found) < 2:
+        return int(found[0]) if found else usual
+    every = found.index(0) + 1 if 0 in found else len(found) + 1
+    if any(bool(slides) != bool((layer + 1) % every) for layer, slides in enumerate(found)):
+        raise ModelUnsupported(f"windows in layers as {found}")
+    return every
 
 
 def _query_scalar(config: Config, layers_of_27b: int) -> int:

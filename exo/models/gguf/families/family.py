@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from exo.errors import ModelUnsupported
-from exo.models.gguf.file import GGUF
+from exo.models.gguf.header import GGUF
 
 Config = dict[str, Any]
 
