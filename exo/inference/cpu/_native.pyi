@@ -234,6 +234,8 @@ class Layer:
     router: Matrix
     router_bias: list[float]
     shared_gate: Matrix
+    expert_in: Matrix
+    expert_out: Matrix
     experts: list[Expert]
     expert_memory: ExpertMemory
     number: int

@@ -103,7 +103,7 @@ async def test_what_mlx_runs_for_it_has_its_quantized_linears_on_our_kernels(
         ({"quantization": {"group_size": 16, "bits": 4}}, "groups of 16"),
         ({"quantization": {"group_size": 32, "bits": 4, "mode": "nvfp4"}}, "nvfp4"),
         ({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "scales is of type"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
+        ({"rope_scaling": {"type": "magic", "factor": 2.0}}, "rope scaling 'magic'"),
         ({"num_key_value_heads": 3}, "4 heads over 3 KV heads"),
         ({"num_hidden_layers": 7}, "no tensor model.layers.6"),
         ({"num_hidden_layers": 5}, "does not know the tensor model.layers.5"),

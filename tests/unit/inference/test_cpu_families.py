@@ -56,6 +56,22 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 """Of what MLX runs of a family, what the cpu engine runs."""
 
+NEMOTRON_SUPER = {
+    "hybrid_override_pattern": "M*EM*E",
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "moe_latent_size": 32,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "mlp_bias": False,
+}
+"""Its experts are narrower than its hidden states."""
+
 CASES = [
     *((family, CHOSEN.get(family, {})) for family in FAMILIES if family not in TWINS),
     ("laguna", zoo.LAGUNA_XS),
@@ -115,6 +131,7 @@ CASES = [
             "routed_scaling_factor": 1.5,
         },
     ),
+    ("nemotron_h", NEMOTRON_SUPER),
     (
         "deepseek_v2",
         {

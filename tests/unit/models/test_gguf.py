@@ -54,6 +54,7 @@ NEMOTRON_3 = {
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((model_type, {}) for model_type in ARCHITECTURES),
     ("nemotron_h", NEMOTRON_3),
+    ("nemotron_h", NEMOTRON_3 | {"moe_latent_size": 48, "mlp_bias": False}),
     ("gemma4_text", zoo.GEMMA4_31B),
     ("gemma4_text", zoo.GEMMA4_26B),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),

@@ -48,13 +48,14 @@ class Experts:
 
     `count` and `top` are keys of the config, `layers` says which layers have a mixture, `shared`
     names an expert that every token goes through, in checkpoints that have it, and `shared_gate`
-    what scales it, `bias` what is added to the scores where experts are chosen. `routing` is the
-    native Routing's, `normalized` where the config wants a sum of 1; `scale` multiplies the
-    weights. `joined`: a checkpoint may have all experts' gates over their ups in one tensor, as
-    `experts.gate_up_proj`, or, with the axes the other way round, beside them; `alternating`: a
-    gate's number, then an up's. Without `gated` there are no gates; with `weighs_inputs` what
-    experts read is weighed, not what they give. `groups`: how many there are to choose from, how
-    many are, by how many experts."""
+    what scales it, `around` what is between hidden states and the experts where these are narrower,
+    `bias` what is added to the scores where experts are chosen. `routing` is the native Routing's,
+    `normalized` where the config wants a sum of 1; `scale` multiplies the weights. `joined`: a
+    checkpoint may have all experts' gates over their ups in one tensor, as `experts.gate_up_proj`,
+    or, with the axes the other way round, beside them; `alternating`: a gate's number, then an
+    up's. Without `gated` there are no gates; with `weighs_inputs` what experts read is weighed, not
+    what they give. `groups`: how many there are to choose from, how many are, by how many
+    experts."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"
@@ -66,6 +67,7 @@ class Experts:
     top: str = "num_experts_per_tok"
     shared: str = ""
     shared_gate: str = ""
+    around: tuple[str, str] | None = None
     bias: str = ""
     joined: Literal["", "over", "beside"] = ""
     alternating: bool = False

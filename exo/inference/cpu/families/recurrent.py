@@ -160,7 +160,12 @@ _NEMOTRON_H = Family(
     rope=lambda config, layer: None,
     mixer=_nemotron_mixer,
     mlps=_nemotron_has_mlp,
-    experts=replace(GLM4_EXPERTS, layers=_nemotron_has_experts, gated=False),
+    experts=replace(
+        GLM4_EXPERTS,
+        layers=_nemotron_has_experts,
+        gated=False,
+        around=("fc1_latent_proj", "fc2_latent_proj"),
+    ),
     config=_nemotron_config,
     modules=dict.fromkeys(("attention", "state_space", "mlp"), "mixer"),
     renames={

@@ -24,8 +24,15 @@ def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) ->
         yield f"{prefix}.router.per_expert_scale"
     if _has_shared(arch, checkpoint, prefix):
         yield from mlp.tensors_of(checkpoint, f"{prefix}.{experts.shared}", experts.gated)
+    for name in _around(arch, checkpoint, prefix):
+        yield from checkpoint.parts(f"{prefix}.{name}")
     if experts.shared_gate:
         yield from checkpoint.parts(f"{prefix}.{experts.shared_gate}")
+
+
+def _around(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> list[str]:
+    names = arch.family.experts.around if arch.family.experts else None
+    return [name for name in names or () if f"{prefix}.{name}.weight" in checkpoint]
 
 
 def _has_shared(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> bool:
@@ -45,6 +52,8 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) 
         layer.expert_scales = as_list(packer.floats(f"{prefix}.router.per_expert_scale"))
     if _has_shared(arch, packer.checkpoint, prefix):
         mlp.build_one(packer, f"{prefix}.{names.shared}", layer, names.gated)
+    if around := _around(arch, packer.checkpoint, prefix):
+        layer.expert_in, layer.expert_out = (packer.matrix(f"{prefix}.{one}") for one in around)
     if names.shared_gate:
         layer.shared_gate = packer.matrix(f"{prefix}.{names.shared_gate}")
     if layer.router.rows != count:

@@ -399,6 +399,8 @@ NB_MODULE(_native, m) {
       .def_rw("router", &Layer::router)
       .def_rw("router_bias", &Layer::router_bias)
       .def_rw("shared_gate", &Layer::shared_gate)
+      .def_rw("expert_in", &Layer::expert_in)
+      .def_rw("expert_out", &Layer::expert_out)
       .def_rw("experts", &Layer::experts)
       .def_rw("expert_memory", &Layer::expert_memory)
       .def_rw("number", &Layer::number)

@@ -81,10 +81,14 @@ void Model::experts(const Layer& layer) {
   const Expert& any = layer.experts.front();
   const int64_t count = layer.router->rows, width = any.up->rows;
   const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
-  norm_for_mlp(layer, {any.gate.get(), any.up.get(), layer.gate.get(), layer.up.get()});
+  const bool narrow = layer.expert_in != nullptr;
+  norm_for_mlp(layer,
+               {narrow ? nullptr : any.gate.get(), narrow ? layer.expert_in.get() : any.up.get(),
+                layer.gate.get(), layer.up.get()});
   const MixtureNorms* norms = layer.mixture_norms.get();
   const Activations& routed = norms != nullptr ? routed_ : normed_;
-  const Activations& for_experts = norms != nullptr ? for_experts_ : normed_;
+  const Activations& for_experts = norms != nullptr || narrow ? for_experts_ : normed_;
+  const int64_t inner = narrow ? layer.expert_in->rows : hidden;
   if (norms != nullptr) {
     routed_.resize(rows_, hidden, {});
     for_experts_.resize(rows_, hidden, groups_of({any.gate.get(), any.up.get()}));
@@ -93,6 +97,12 @@ void Model::experts(const Layer& layer) {
       norm_row(x(i), norms->experts, {}, for_experts_.row(i));
       for_experts_.quantize(i, 1);
     });
+  }
+  if (narrow) {
+    for_experts_.resize(rows_, inner, groups_of({any.gate.get(), any.up.get()}));
+    run_linear({{layer.expert_in.get(), &normed_, 0, rows_, for_experts_.row(0), inner}},
+               spec_.precise);
+    each_row(rows_, [&](int64_t i) { for_experts_.quantize(i, 1); });
   }
   // The router reads float activations: a rounding there would choose other experts.
   grow(router_out_, rows_ * count);
@@ -131,18 +141,18 @@ void Model::experts(const Layer& layer) {
   std::vector<int64_t> next(first.begin(), first.end() - 1);
   for (Slot& slot : chosen) slot.place = next[at_least(slot.expert)]++;
 
-  gathered_.resize(slots, hidden, groups_of({any.gate.get(), any.up.get()}));
+  gathered_.resize(slots, inner, groups_of({any.gate.get(), any.up.get()}));
   each_row(slots, [&](int64_t i) {
     const Slot& slot = chosen[at_least(i)];
     gathered_.copy_row(slot.place, for_experts, slot.row, spec_.weighs_inputs);
     if (!spec_.weighs_inputs) return;
     float* row = gathered_.row(slot.place);
-    for (int64_t d = 0; d < hidden; d++) row[d] *= slot.weight;
+    for (int64_t d = 0; d < inner; d++) row[d] *= slot.weight;
     gathered_.quantize(slot.place, 1);
   });
   gated_.resize(slots, width, groups_of({any.down.get()}));
   grow(up_, slots * width);
-  grow(expert_out_, slots * hidden);
+  grow(expert_out_, slots * inner);
   std::vector<LinearJob> in, out;
   // What an activation takes of these rows; and what it is multiplied by, where there is a gate.
   const auto in_pair = [&](const Matrix* gate, const Matrix* up, const Activations& x,
@@ -156,7 +166,7 @@ void Model::experts(const Layer& layer) {
     in_pair(expert.gate.get(), expert.up.get(), gathered_, begin, rows, gated_.row(begin),
             up_.data() + begin * width);
     out.push_back(
-        {expert.down.get(), &gated_, begin, rows, expert_out_.data() + begin * hidden, hidden});
+        {expert.down.get(), &gated_, begin, rows, expert_out_.data() + begin * inner, inner});
   }
   const int64_t shared_width = layer.up ? layer.up->rows : 0;
   if (layer.up) {
@@ -180,14 +190,25 @@ void Model::experts(const Layer& layer) {
   });
   run_linear(out, spec_.precise);
   grow(y_, rows_ * hidden);
-  each_row(rows_, [&](int64_t i) {
-    float* y = y_.data() + i * hidden;
-    std::memset(y, 0, at_least(hidden) * sizeof(float));
+  const auto mix = [&](int64_t i, float* y) {
+    std::memset(y, 0, at_least(inner) * sizeof(float));
     for (int64_t t = 0; t < top; t++) {
       const Slot& slot = chosen[at_least(i * top + t)];
       const float weight = spec_.weighs_inputs ? 1.f : slot.weight;
-      k.add_scaled(y, expert_out_.data() + slot.place * hidden, weight, hidden);
+      k.add_scaled(y, expert_out_.data() + slot.place * inner, weight, inner);
     }
+  };
+  if (narrow) {
+    gathered_.resize(rows_, inner, groups_of({layer.expert_out.get()}));
+    each_row(rows_, [&](int64_t i) {
+      mix(i, gathered_.row(i));
+      gathered_.quantize(i, 1);
+    });
+    run_linear({{layer.expert_out.get(), &gathered_, 0, rows_, y_.data(), hidden}}, spec_.precise);
+  }
+  each_row(rows_, [&](int64_t i) {
+    float* y = y_.data() + i * hidden;
+    if (!narrow) mix(i, y);
     if (norms != nullptr) k.rms_norm(y, norms->after_experts.data(), y, hidden, spec_.norm_eps);
     if (layer.up) {
       float* beside = shared_out_.data() + i * hidden;

@@ -146,7 +146,8 @@ struct Layer {
   bool in_chunks = false;    // see AttentionRule
   MatrixPtr gate, up, down;
   MatrixPtr router, shared_gate;
-  std::vector<float> router_bias;  // added where experts are chosen, not where they are weighed
+  std::vector<float> router_bias;   // added where experts are chosen, not where they are weighed
+  MatrixPtr expert_in, expert_out;  // around the experts, where these are narrower than x
   std::vector<Expert> experts;
   // Where not all of them are in memory: `experts` has the first alone, to tell what they are like.
   std::shared_ptr<ExpertMemory> expert_memory;

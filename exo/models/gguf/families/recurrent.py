@@ -92,6 +92,8 @@ _NEMOTRON_H = {
     "ffn_gate_inp": "mixer.gate",
     "ffn_up_exps": "mixer.switch_mlp.fc1",
     "ffn_down_exps": "mixer.switch_mlp.fc2",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
     "ffn_up_shexp": "mixer.shared_experts.up_proj",
     "ffn_down_shexp": "mixer.shared_experts.down_proj",
     "exp_probs_b": "mixer.gate.e_score_correction_bias",
