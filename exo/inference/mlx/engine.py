@@ -305,8 +305,7 @@ class MLXEngine(InferenceEngine):
         return self._steps_of(shard).final_states()
 
     async def close(self) -> None:
-        # A process that ends while something is computed is aborted.
-        self._thread.close(mx.synchronize)
+        self._thread.close(_end_thread)
 
     def take_over(self, shard: Shard, part: Slice) -> None:
         self._steps_of(shard).sequences.take_over(part)
@@ -329,3 +328,10 @@ class MLXEngine(InferenceEngine):
 
     def _steps_of(self, shard: Shard) -> ShardSteps:
         return self._loaded[shard.model_id].steps[shard]
+
+
+def _end_thread() -> None:
+    """A process that ends while something is computed is aborted, and so is one whose thread has a
+    state of MLX's that wants the interpreter's lock when the interpreter is gone."""
+    mx.synchronize()
+    mx.clear_streams()
