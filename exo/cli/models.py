@@ -47,7 +47,10 @@ def show_models(args: argparse.Namespace) -> int:
         where = str(here or card.path or ("on other nodes" if nodes else "fetched at first use"))
         used = max([n["last_used"] or 0 for n in nodes] + [last_used.get(card.model_id, 0)])
         part = ", in part" if here and store.find(card.model_id) is None else ""
-        taken = card.path.stat().st_size if card.path else store.size(here) if here else 0
+        if card.path is not None and card.path.is_file():
+            taken = card.path.stat().st_size
+        else:
+            taken = store.size(here) if here else 0
         about = "" if taken else "about "
         known_size = taken or card.size_bytes
         size = f"{about}{known_size / 1e6:,.0f} MB{part}" if known_size else ""

@@ -234,7 +234,7 @@ class RepoCache:
             return self.folder_of(snapshot.name, files)
         if self.quantization or "config.json" not in sizes:
             return None
-        return snapshot if _looks_whole(snapshot) else None
+        return snapshot if looks_whole(snapshot) else None
 
     def quantizations_here(self, revision: str) -> list[str]:
         """Of the repo's GGUF files, the quantizations of which all is here."""
@@ -356,7 +356,8 @@ def _indexed(folder: Path) -> list[str]:
         return []
 
 
-def _looks_whole(snapshot: Path) -> bool:
+def looks_whole(snapshot: Path) -> bool:
+    """Whether a folder has all weight files of a checkpoint, by its index or their names."""
     names = [file.name for file in snapshot.iterdir()]
     try:
         wanted = _indexed(snapshot) or chosen_weights(names)

@@ -42,12 +42,14 @@ def default_sources(
     # They import the store's own parts.
     from exo.download.gguf_file import GGUFFile
     from exo.download.hub import Hub
+    from exo.download.lm_studio import LMStudio
     from exo.download.wheel import Wheel
 
     return [
         LocalDirectory(),
         ModelsFolders(folders),
         GGUFFile(models_dir, folders),
+        LMStudio(),
         Hub(sharing=sharing),
         Wheel(models_dir),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,32 @@ def test_ollama_s_service_has_a_home_of_its_own(
     # It may be closed to others; tests may run as a user to whom nothing is.
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != service)
     assert not [one for one in found_gguf() if one.program == "Ollama"]
+
+
+def test_models_for_mlx_of_lm_studio_are_found(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = machine / ".lmstudio/models/mlx-community"
+    place.mkdir()
+    (machine / "source").rename(place / "Tiny-4bit")
+    half = place / "Half-4bit"
+    shutil.copytree(place / "Tiny-4bit", half)
+    half.joinpath("model.safetensors").rename(half / "model-00001-of-00002.safetensors")
+    models = machine / "exo"
+    store = ModelStore(models, default_sources(models))
+    listed = [card.model_id for card in store.available() if card.name == "of LM Studio"]
+    assert "mlx-community/Tiny-4bit" in listed and "mlx-community/Half-4bit" not in listed
+    assert store.find("mlx-community/Half-4bit") is None
+    found = asyncio.run(store.ensure("mlx-community/Tiny-4bit", lambda progress: None))
+    assert found == place / "Tiny-4bit"
+    monkeypatch.setenv("EXO_HOME", str(models))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["models"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "Tiny-4bit" in line]
+    assert "of LM Studio" in line and " 1 MB" in line
+    with pytest.raises(InvalidRequest, match="belongs to LM Studio; delete it there"):
+        store.remove("mlx-community/Tiny-4bit")
+    assert (found / "model.safetensors").is_file()
 
 
 def test_what_nothing_ran_yet_is_described(
