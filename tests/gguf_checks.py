@@ -46,6 +46,7 @@ UNSAID: dict[str, dict[str, Any]] = {
     },
     "mellum": {"rope_parameters": zoo.OF_BOTH_KINDS},
     "laguna": zoo.LAGUNA_XS,
+    "nemotron-nas": zoo.NEMOTRON_49B,
 }
 """Files do not say what Gemma's attention divides by: the width of a head, but in the largest. Nor
 which of Command R7B's layers see all: every fourth. Nor how LFM2 and Qwen3-Next weigh experts:

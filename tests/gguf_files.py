@@ -69,6 +69,7 @@ ARCHITECTURES = {
     "minicpm": "minicpm",
     "qwen2_moe": "qwen2moe",
     "olmoe": "olmoe",
+    "nemotron-nas": "deci",
     "granitemoe": "granitemoe",
     "glm4_moe": "glm4moe",
     "minimax": "minimax-m2",
@@ -89,6 +90,7 @@ _PERMUTED = (
     "mistral3",
     "minicpm",
     "internlm2",
+    "deci",
     "muse-glimmer",
     "granitemoe",
     "granitehybrid",
@@ -464,6 +466,23 @@ def _mellum(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _nas(config: dict[str, Any]) -> dict[str, Any]:
+    """See DeciModel of llama.cpp's conversion/deci.py."""
+    attentions = [block["attention"] for block in config["block_configs"]]
+    mlps = [block["ffn"] for block in config["block_configs"]]
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return {
+        "attention.head_count": [0 if one.get("no_op") else heads for one in attentions],
+        "attention.head_count_kv": [
+            0 if one.get("no_op") else heads // one["n_heads_in_group"] for one in attentions
+        ],
+        "feed_forward_length": [
+            0 if one.get("no_op") else -(-int(2 * one["ffn_mult"] * hidden / 3) // 256) * 256
+            for one in mlps
+        ],
+    }
+
+
 def _sliding(config: dict[str, Any]) -> list[bool]:
     layers = config["num_hidden_layers"]
     kinds = config.get("layer_types") or ["sliding_attention"] * 3 + ["full_attention"]
@@ -561,6 +580,7 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "expert_shared_count": config["num_shared_expert"],
         "expert_shared_feed_forward_length": config["intermediate_size"],
     },
+    "nemotron-nas": _nas,
     "mellum": _mellum,
     "muse_glimmer": _muse,
     "afmoe": _afmoe,
@@ -716,10 +736,7 @@ def write_gguf(
             writer.add_float32(key, value)
         elif value is not None:
             writer.add_uint32(key, value)
-    heads = {
-        "attn_q.": config["num_attention_heads"],
-        "attn_k.": config.get("num_key_value_heads"),
-    }
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = mx.load(str(checkpoint / "model.safetensors"))
     if "kv_lora_rank" in config:
         tensors = _latents(tensors, config, joined_latents)
@@ -728,9 +745,8 @@ def write_gguf(
         name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
         own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
         numbers = _as_converted(name, numbers, config)
-        if architecture in _PERMUTED:
-            for part, count in heads.items():
-                numbers = _permuted(numbers, count) if part in own else numbers
+        if architecture in _PERMUTED and re.search(r"\.attn_[qk]\.", own):
+            numbers = _permuted(numbers, len(numbers) // head_dim)
         if config["model_type"] == "nemotron" and own.endswith("norm.weight"):
             numbers = numbers + 1
         if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:

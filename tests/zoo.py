@@ -238,6 +238,16 @@ LAGUNA_XS: dict[str, Any] = {
     "moe_routed_scaling_factor": 2.5,
 }
 """As Laguna XS.2 is: layers differ in their heads, and in which numbers of them positions turn."""
+NEMOTRON_49B: dict[str, Any] = {
+    "block_configs": [
+        {
+            "attention": {"no_op": True} if layer == 2 else {"n_heads_in_group": 1 + layer % 2},
+            "ffn": {"no_op": True} if layer == 4 else {"ffn_mult": 6.0 * (1 + layer % 2)},
+        }
+        for layer in range(LAYERS)
+    ]
+}
+"""As Llama 3.3 Nemotron Super is: layers differ, and may have no attention or no MLP."""
 _LINEAR_ATTENTION = {
     "kda_layers": [1, 2, 4, 5],
     "full_attn_layers": [3, 6],

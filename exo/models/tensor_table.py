@@ -28,6 +28,7 @@ _BYTES = (
 )
 
 
+_TURNED = ("q_proj", "k_proj")
 _OF_EXPERTS = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
 
 
@@ -154,9 +155,8 @@ def _safetensors(file: Path) -> dict[str, TensorEntry]:
 def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, TensorEntry]:
     config = json.loads((file.parent / "config.json").read_text("utf-8"))
     family = family_of_config(config)
-    kv_heads = int(config["num_key_value_heads"])
-    heads = {"q_proj": int(config["num_attention_heads"]), "k_proj": kv_heads}
-    head_dim = int(config["hidden_size"]) // heads["q_proj"]
+    kv_heads, q_heads = int(config["num_key_value_heads"]), int(config["num_attention_heads"])
+    head_dim = int(config["hidden_size"]) // q_heads
     entries: dict[str, TensorEntry] = {}
     for gguf_name, tensor in separated(read_gguf(file).tensors, family, config).items():
         if (name := renamed(gguf_name, family)) is None:
@@ -165,7 +165,11 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
         if len(parts) > 1 and parts[-2] in family.lists:
             entries |= _listed(name, file, tensor)
             continue
-        has_heads = family.interleaved_rope and parts[-1] != TENSOR_SCALE
+        permuted = 0
+        if family.interleaved_rope and parts[-1] != TENSOR_SCALE and parts[-2] in _TURNED:
+            rows = family.qkv_rows(config, int(gguf_name.split(".")[1]))
+            assert rows is not None
+            permuted = rows[_TURNED.index(parts[-2])] // int(config["head_dim"])
         entries[name] = TensorEntry(
             file,
             tensor.format,
@@ -178,7 +182,7 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
                 family.norms_add_one == "all"
                 or (family.norms_add_one == "layers" and "layers" in parts)
             ),
-            permuted_heads=heads.get(parts[-2], 0) if has_heads else 0,
+            permuted_heads=permuted,
             minus_exp=parts[-1] == "A_log",
             kv_heads=kv_heads if parts[-2] == family.by_kv_head else 0,
             head_dim=head_dim,

@@ -46,6 +46,7 @@ TWINS = (*ALIASES, "falcon")
 """Names that mlx-lm has for another family's class, or for none (test_falcon.py)."""
 CHOSEN: dict[str, dict[str, Any]] = {
     "hunyuan": {"use_cla": False},
+    "nemotron-nas": zoo.NEMOTRON_49B,
     "bailing_moe": {
         "score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from exo.errors import ModelUnsupported
-from exo.inference.cpu.families.family import Family, Growth
+from exo.inference.cpu.families.family import Family, Growth, Mixer
 from exo.inference.cpu.families.positions import (
     Config,
     cohere2_rope,
@@ -213,6 +213,24 @@ def _exaone_config(config: Config) -> Config:
     }
 
 
+def _block(config: Config, layer: int, part: str) -> Config:
+    """Of a Nemotron that was made by search: what a layer has of an attention or an MLP."""
+    block: Config = config["block_configs"][layer][part]
+    if block.get("replace_with_linear"):
+        raise ModelUnsupported(f"layer {layer} has one matrix in place of its {part}")
+    return block
+
+
+def _nas_mixer(config: Config, layer: int) -> Mixer:
+    return "nothing" if _block(config, layer, "attention").get("no_op") else "attention"
+
+
+def _nas_heads(config: Config, layer: int) -> tuple[int, int]:
+    heads = int(config["num_attention_heads"])
+    group = _block(config, layer, "attention").get("n_heads_in_group") or heads
+    return heads // int(group), int(config["hidden_size"]) // heads
+
+
 _LLAMA = Family(window=typed_window)
 _COHERE = Family(
     tied_by_config=False,
@@ -340,6 +358,14 @@ DENSE: Mapping[str, Family] = {
         fused_attention="by_kv_head",
         explicit_head_dim=False,
         renames=_INTERNLM2_NAMES,
+    ),
+    "nemotron-nas": Family(
+        tied=False,
+        explicit_head_dim=False,
+        mixer=_nas_mixer,
+        mlps=lambda config, layer: not _block(config, layer, "ffn").get("no_op"),
+        head_shape=_nas_heads,
+        rope=lambda config, layer: llama_rope({"rope_theta": 500000.0, **config}, layer),
     ),
     "internlm3": Family(tied=False, explicit_head_dim=False),
     "exaone": Family(config=_exaone_config, renames=_EXAONE_NAMES),

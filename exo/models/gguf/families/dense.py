@@ -147,6 +147,34 @@ def _seed_oss(metadata: Metadata, config: Config) -> Config:
     return {"attention_out_bias": metadata.has_tensor(".attn_output.bias")}
 
 
+def _nemotron_nas(metadata: Metadata, config: Config) -> Config:
+    """See DeciModel of llama.cpp's conversion/deci.py: layers that attend to nothing have no heads,
+    those with one matrix in an attention's place heads and no KV heads."""
+    heads = metadata.of_layers("attention.head_count")
+    kv_heads = metadata.of_layers("attention.head_count_kv")
+    widths = metadata.of_layers("feed_forward_length")
+    if any(own and not kv for own, kv in zip(heads, kv_heads, strict=True)):
+        raise ModelUnsupported("layers with one matrix in place of an attention")
+    # The width of an MLP is so many thirds of two hidden sizes, to the next multiple of 256.
+    return {
+        "block_configs": [
+            {
+                "attention": {"n_heads_in_group": own // kv} if own else {"no_op": True},
+                "ffn": {"ffn_mult": 1.5 * width / config["hidden_size"]}
+                if width
+                else {"no_op": True},
+            }
+            for own, kv, width in zip(heads, kv_heads, widths, strict=True)
+        ]
+    }
+
+
+def _rows_of_block(config: Config, layer: int) -> tuple[int, int, int]:
+    dim, heads = config["head_dim"], config["num_attention_heads"]
+    group = config["block_configs"][layer]["attention"].get("n_heads_in_group", heads)
+    return heads * dim, heads // group * dim, heads // group * dim
+
+
 def _exaone4(metadata: Metadata, config: Config) -> Config:
     """`sliding_window_pattern` has a letter a layer, L where it slides."""
     scaling = {"rope_scaling": config.get("rope_scaling")}
@@ -276,6 +304,13 @@ DENSE: Mapping[str, GGUFFamily] = {
         qkv_rows=joined_there_too,
     ),
     "falcon": _FALCON_7B,
+    "deci": GGUFFamily(
+        "nemotron-nas",
+        interleaved_rope=True,
+        config=_nemotron_nas,
+        varied=("attention.head_count_kv", "feed_forward_length"),
+        qkv_rows=_rows_of_block,
+    ),
     "minicpm": GGUFFamily("minicpm", interleaved_rope=True, config=_minicpm),
 }
 
