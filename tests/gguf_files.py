@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan": "hunyuan-moe",
     "mellum": "mellum",
+    "exaone_moe": "exaone-moe",
     "muse_glimmer": "muse-glimmer",
     "afmoe": "afmoe",
     "laguna": "laguna",
@@ -331,8 +332,8 @@ def _routed(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "expert_count": config["n_routed_experts"],
         "expert_shared_count": config["n_shared_experts"],
-        "expert_weights_scale": config["routed_scaling_factor"],
-        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config.get("routed_scaling_factor", 2.5),
+        "expert_weights_norm": config.get("norm_topk_prob", True),
         "leading_dense_block_count": config.get("first_k_dense_replace"),
     }
 
@@ -581,6 +582,11 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "expert_shared_feed_forward_length": config["intermediate_size"],
     },
     "nemotron-nas": _nas,
+    "exaone_moe": lambda config: {
+        **_ling(config),
+        "attention.sliding_window_pattern": _sliding(config),
+        "leading_dense_block_count": config["is_moe_layer"].index(True),
+    },
     "mellum": _mellum,
     "muse_glimmer": _muse,
     "afmoe": _afmoe,

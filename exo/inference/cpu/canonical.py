@@ -15,7 +15,7 @@ _OTHER_SENSES = re.compile(
     r"|embed_audio|vision_embedder)\."
 )
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp\.|\.[kv]_scale$|\.output_scale$"
+    r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp(_layers)?\.|\.[kv]_scale$|\.output_scale$"
     r"|\.(in|out)put_(min|max)$|\.attention\.(masked_)?bias$"
 )
 """What is computed otherwise (positions, masks), what guesses several tokens at once, and how

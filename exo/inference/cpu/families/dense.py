@@ -367,6 +367,7 @@ DENSE: Mapping[str, Family] = {
         head_shape=_nas_heads,
         rope=lambda config, layer: llama_rope({"rope_theta": 500000.0, **config}, layer),
     ),
+    "mimo": Family(tied=False, explicit_head_dim=False),
     "internlm3": Family(tied=False, explicit_head_dim=False),
     "exaone": Family(config=_exaone_config, renames=_EXAONE_NAMES),
     "exaone4": Family(

@@ -18,6 +18,7 @@ from exo.inference.cpu.families.positions import (
     hunyuan_rope,
     interleaved_rope,
     latent_rope,
+    llama_rope,
     minimax_rope,
     mixtral_rope,
     partial_rope,
@@ -26,6 +27,7 @@ from exo.inference.cpu.families.positions import (
     rope_by_kind,
     typed_window,
 )
+from exo.inference.cpu.families.rope import RopeTable
 
 
 def _every_layer(config: Config, layer: int) -> bool:
@@ -156,6 +158,16 @@ def _hunyuan_config(config: Config) -> Config:
     return {**config, "moe_topk": int(tops[0])}
 
 
+def _exaone_rope(config: Config, layer: int) -> RopeTable | None:
+    """Where some layers see a window, only these know positions."""
+    kinds = config["layer_types"]
+    if "sliding_attention" in kinds and kinds[layer] != "sliding_attention":
+        return None
+    given = config.get("rope_parameters") or {}
+    theta = given.get("rope_theta") or config.get("rope_theta", 1000000.0)
+    return llama_rope({**config, "rope_theta": theta, "rope_traditional": False}, layer)
+
+
 _BAILING_NAMES = {
     "word_embeddings": "embed_tokens",
     "attention.query_key_value": "self_attn.qkv_proj",
@@ -276,6 +288,20 @@ MIXTURES: Mapping[str, Family] = {
         ),
         config=_hunyuan_config,
         renames=_HUNYUAN_NAMES,
+    ),
+    "exaone_moe": Family(
+        tied=False,
+        head_norms=True,
+        rope=_exaone_rope,
+        window=typed_window,
+        experts=replace(
+            GLM4_EXPERTS,
+            layers=lambda config, layer: bool(config["is_moe_layer"][layer]),
+            count="num_experts",
+            normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
+            scale=lambda config: float(config.get("routed_scaling_factor", 2.5)),
+        ),
+        renames={"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"},
     ),
     "mellum": Family(
         tied=False,

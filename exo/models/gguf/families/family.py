@@ -151,3 +151,14 @@ def turned_share(metadata: Metadata, config: Config) -> float:
     """Of each head, what positions turn."""
     turned = metadata("rope.dimension_count", config["head_dim"])
     return float(turned / config["head_dim"])
+
+
+def layer_kinds(metadata: Metadata, config: Config, full: int) -> list[str]:
+    """Of layers, which see a window or all. Where a file does not say, of four neighbours the one
+    at `full` sees all."""
+    layers = range(config["num_hidden_layers"])
+    slides = metadata.of_layers("attention.sliding_window_pattern")
+    if not metadata("attention.sliding_window", 0):
+        slides = [0 for _ in layers]
+    slides = slides or [int(layer % 4 != full) for layer in layers]
+    return ["sliding_attention" if one else "full_attention" for one in slides]

@@ -10,6 +10,7 @@ from exo.models.gguf.families.family import (
     GGUFFamily,
     Metadata,
     experts,
+    layer_kinds,
     shared,
     turned_share,
 )
@@ -40,21 +41,10 @@ _LAGUNA = {
 }
 
 
-def _kinds(metadata: Metadata, config: Config, full: int) -> list[str]:
-    """Of layers, which see a window or all. Where a file does not say, of four neighbours the one
-    at `full` sees all."""
-    layers = range(config["num_hidden_layers"])
-    slides = metadata.of_layers("attention.sliding_window_pattern")
-    if not metadata("attention.sliding_window", 0):
-        slides = [0 for _ in layers]
-    slides = slides or [int(layer % 4 != full) for layer in layers]
-    return ["sliding_attention" if one else "full_attention" for one in slides]
-
-
 def _muse(metadata: Metadata, config: Config) -> Config:
     """The converter puts the factor of queries into weights of their norms (muse_glimmer.py)."""
     return {
-        "layer_types": _kinds(metadata, config, full=3),
+        "layer_types": layer_kinds(metadata, config, full=3),
         "sliding_window": metadata("attention.sliding_window"),
         "qk_scale_factor": metadata.first_number(_QUERIES),
         "output_multiplier": metadata("logit_scale"),
@@ -65,7 +55,7 @@ def _muse(metadata: Metadata, config: Config) -> Config:
 def _afmoe(metadata: Metadata, config: Config) -> Config:
     check_sigmoid(metadata)
     return {
-        "layer_types": _kinds(metadata, config, full=3),
+        "layer_types": layer_kinds(metadata, config, full=3),
         "sliding_window": metadata("attention.sliding_window", 2048),
         "moe_intermediate_size": metadata("expert_feed_forward_length"),
         "num_experts": metadata("expert_count"),
@@ -85,7 +75,7 @@ def _laguna(metadata: Metadata, config: Config) -> Config:
     theta, width = config["rope_theta"], config["head_dim"]
     return {
         "num_attention_heads_per_layer": metadata.of_layers("attention.head_count"),
-        "layer_types": _kinds(metadata, config, full=0),
+        "layer_types": layer_kinds(metadata, config, full=0),
         "sliding_window": metadata("attention.sliding_window", 512),
         "mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense),
         "num_experts": metadata("expert_count"),

@@ -11,6 +11,7 @@ from exo.models.gguf.families.family import (
     GGUFFamily,
     Metadata,
     experts,
+    layer_kinds,
     shared,
     turned_share,
 )
@@ -159,6 +160,25 @@ def _by_sigmoid(metadata: Metadata, config: Config) -> Config:
     return _glm4_moe(metadata, config)
 
 
+def _exaone_moe(metadata: Metadata, config: Config) -> Config:
+    check_sigmoid(metadata)
+    dense = metadata("leading_dense_block_count", 0)
+    return {
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "num_experts": metadata("expert_count"),
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "num_shared_experts": metadata("expert_shared_count", 0),
+        "sliding_window": metadata("attention.sliding_window"),
+        "layer_types": layer_kinds(metadata, config, full=3),
+        "is_moe_layer": [layer >= dense for layer in range(config["num_hidden_layers"])],
+        "n_group": metadata("expert_group_count", 1),
+        "topk_group": metadata("expert_group_used_count", 1),
+        "routed_scaling_factor": metadata("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(metadata("expert_weights_norm", False)),
+        "rope_scaling": config.get("rope_scaling"),
+    }
+
+
 def _ernie4_5(metadata: Metadata, config: Config) -> Config:
     return {
         "use_bias": config["attention_bias"],
@@ -294,6 +314,7 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "dots1": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_by_sigmoid, name="dots1"),
     "ernie4_5-moe": GGUFFamily("ernie4_5_moe", tensors=_ERNIE, config=_ernie4_5),
     "hunyuan-moe": GGUFFamily("hunyuan", tensors=_HUNYUAN, config=_hunyuan),
+    "exaone-moe": GGUFFamily("exaone_moe", tensors=_ROUTED, config=_exaone_moe),
     "mellum": GGUFFamily("mellum", tensors=_SWITCHED, config=_mellum),
     "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
