@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import mlx.core as mx
@@ -670,9 +670,10 @@ def _latents(
 
 
 Named = list[tuple[str, npt.NDArray[np.float32]]]
+Joined = Literal["", "qkv", "all"]
 
 
-def _fused(tensors: Named) -> Named:
+def _fused(tensors: Named, what: Joined) -> Named:
     """As llama.cpp's converter joins them with --fuse-qkv and --fuse-gate-up-exps, see
     prepare_qkv_fusion and modify_tensors in its conversion/base.py; of more architectures than it
     does."""
@@ -682,6 +683,8 @@ def _fused(tensors: Named) -> Named:
         ("ffn_gate_exps", "ffn_up_exps"): ("ffn_gate_up_exps", 1),
     }
     for parts, (whole, axis) in joined.items():
+        if axis and what == "qkv":
+            continue
         for first in [name for name in found if f".{parts[0]}." in name]:
             names = [first.replace(parts[0], part) for part in parts]
             has_bias = any(name.replace("weight", "bias") in found for name in names)
@@ -697,7 +700,7 @@ def write_gguf(
     quantize: Quantize = plain,
     beside: Mapping[str, npt.NDArray[np.float32]] = MappingProxyType({}),
     joined_latents: bool = False,
-    fused: bool = False,
+    fused: Joined = "",
     called: str = "",
     rename: Callable[[str], str] = lambda name: name,
     **extra: Any,
@@ -765,7 +768,7 @@ def write_gguf(
             for part, number in (("q", config.get("qk_scale_factor", 3.87)), ("k", 1.0)):
                 whole = np.full(config["head_dim"], number, np.float32)
                 named.append((f"blk.{layer}.attn_{part}_norm.weight", whole))
-    for own, numbers in _fused(named) if fused else named:
+    for own, numbers in _fused(named, fused) if fused else named:
         kind = gguf.GGMLQuantizationType[quantize(own, numbers)]
         writer.add_tensor(rename(own), quantized(numbers, kind), raw_dtype=kind)
     if architecture == "gemma4":  # of its widest heads a quarter turns

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import zoo
 from gguf_checks import check_both_engines, cpu_logits, write_source
-from gguf_files import ARCHITECTURES, quantized, write_gguf
+from gguf_files import ARCHITECTURES, Joined, quantized, write_gguf
 
 from exo.download.gguf_file import GGUFFile
 from exo.download.store import ModelStore, default_sources
@@ -79,7 +79,7 @@ def test_a_file_of_joined_matrices(model_type: str, more: dict[str, Any], tmp_pa
     where it is asked to."""
     source, folder = tmp_path / "source", tmp_path / "folder"
     write_source(model_type, more, source)
-    write_gguf(source, tmp_path / "m.gguf", fused=True)
+    write_gguf(source, tmp_path / "m.gguf", fused="all")
     write_folder([tmp_path / "m.gguf"], folder)
     check_both_engines(folder, source, [])
 
@@ -92,8 +92,9 @@ def test_joined_matrices_may_be_packed(model_type: str, tmp_path: Path) -> None:
 
     found = []
     write_source(model_type, {"linear_key_head_dim": 128}, tmp_path / "source")
-    for fused in (False, True):
-        file, folder = tmp_path / f"{fused}.gguf", tmp_path / f"{fused}"
+    ways: tuple[Joined, ...] = ("", "all")
+    for fused in ways:
+        file, folder = tmp_path / f"m{fused}.gguf", tmp_path / f"m{fused}"
         write_gguf(tmp_path / "source", file, quantize, fused=fused)
         write_folder([file], folder)
         found.append((cpu_logits(folder, [])[-1], asyncio.run(zoo.split_logits(folder, [], 6))[0]))
@@ -104,7 +105,7 @@ def test_joined_matrices_may_be_packed(model_type: str, tmp_path: Path) -> None:
 def test_a_joined_matrix_has_as_many_rows_as_the_heads(tmp_path: Path) -> None:
     zoo.write_checkpoint("llama", tmp_path / "source")
     more = {"llama.attention.head_count_kv": 4}
-    write_gguf(tmp_path / "source", tmp_path / "m.gguf", fused=True, **more)
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", fused="all", **more)
     with pytest.raises(ModelUnsupported, match=r"attn_qkv.* has 128 rows; by the .* it has 192"):
         write_folder([tmp_path / "m.gguf"], tmp_path / "folder")
 
