@@ -117,10 +117,8 @@ def _gemma3(metadata: dict[str, Any], tensors: Tensors) -> None:
     metadata.setdefault("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
     metadata.setdefault("gemma3.rope.freq_base", 1e6)
     metadata.setdefault("gemma3.rope.freq_base_swa", 1e4)
-    if "gemma3.rope.scaling.type" not in metadata and (
-        metadata.get("gemma3.context_length", 0) >= 131072
-        and "gemma3.mm.tokens_per_image" in metadata
-    ):
+    is_long = metadata.get("gemma3.context_length", 0) >= 131072
+    if is_long and "gemma3.rope.scaling.type" not in metadata:
         metadata |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
     if (embedding := tensors.get("token_embd.weight")) is not None:
         for key in ("tokens", "scores", "token_type"):

@@ -177,6 +177,17 @@ def test_llama_3_of_its_first_weeks_is_split_as_it_should_be(tmp_path: Path) -> 
     assert read_gguf(tmp_path / "m.gguf").metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
+@pytest.mark.parametrize(("context", "factor"), [(32768, None), (131072, 8.0)])
+def test_positions_of_a_long_gemma_3_are_scaled(
+    context: int, factor: float | None, tmp_path: Path
+) -> None:
+    zoo.write_checkpoint("gemma3_text", tmp_path / "source")
+    extra = {"gemma3.context_length": context}
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", **extra)
+    metadata = read_gguf(tmp_path / "m.gguf").metadata
+    assert metadata.get("gemma3.rope.scaling.factor") == factor
+
+
 def test_windows_that_follow_no_pattern_are_refused(tmp_path: Path) -> None:
     zoo.write_checkpoint("gemma3_text", tmp_path / "source")
     extra = {"gemma3.attention.sliding_window_pattern": [True, False, False, True, True, False]}
