@@ -227,8 +227,9 @@ def formats(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
     return {**found, "gemma3-270m Q4_K_M": gemma}
 
 
-def families(folder: Path) -> dict[str, Path]:
-    """Small random models of families that are not llamas, by what they are."""
+def families(folder: Path, only: str = "") -> dict[str, Path]:
+    """Small random models of families that are not llamas, by what they are; `only` those of such
+    a name."""
     found = {}
     kinds = {
         "gated delta Q4_0": "qwen3_5",
@@ -236,8 +237,13 @@ def families(folder: Path) -> dict[str, Path]:
         "Gemma 4 Q4_0": "gemma4_text",
         "mixture Q4_0": "qwen3_moe",
         "gpt-oss MXFP4": "gpt_oss",
+        "Muse Glimmer Q4_0": "muse_glimmer",
+        "Laguna Q4_0": "laguna",
+        "Qwen3-Next Q4_0": "qwen3_next",
     }
     for label, family in kinds.items():
+        if not label.startswith(only):
+            continue
         file = folder / "families" / f"{family}.gguf"
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
