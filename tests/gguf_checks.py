@@ -46,6 +46,7 @@ UNSAID: dict[str, dict[str, Any]] = {
     },
     "mellum": {"rope_parameters": zoo.OF_BOTH_KINDS},
     "laguna": zoo.LAGUNA_XS,
+    "step3p5": zoo.STEP_FLASH,
     "nemotron-nas": zoo.NEMOTRON_49B,
 }
 """Files do not say what Gemma's attention divides by: the width of a head, but in the largest. Nor

@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "muse_glimmer": "muse-glimmer",
     "afmoe": "afmoe",
     "laguna": "laguna",
+    "step3p5": "step35",
     "dots1": "dots1",
     "bailing_moe": "bailingmoe2",
     "glm4_moe_lite": "deepseek2",
@@ -150,7 +151,8 @@ def _own_name(name: str, names: Any) -> str:
     if name.endswith(("self_attn.gate_proj.weight", "self_attn.g_proj.weight")):
         return f"blk.{name.split('.')[2]}.attn_gate.{kind}"
     if shared := re.fullmatch(
-        r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.shared_(?:experts?|mlp)\.(\w+)_proj", module
+        r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.share(?:d_experts?|d_mlp|_expert)\.(\w+)_proj",
+        module,
     ):
         return f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{kind}"
     if name.endswith("shared_expert_gate.weight"):
@@ -162,7 +164,7 @@ def _own_name(name: str, names: Any) -> str:
     if name.endswith(
         (
             *("mlp.gate.weight", "mlp.gate.wg.weight", "mlp.gate.gate_proj.weight"),
-            *("mlp.gate.proj.weight", "mlp.router.gate.weight"),
+            *("mlp.gate.proj.weight", "mlp.router.gate.weight", "mlp.gate.gate.weight"),
         )
     ):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp.{kind}"
@@ -171,7 +173,7 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{latent[1]}.{part}.{kind}"
     if name.endswith("e_score_correction_bias"):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
-    if name.endswith("expert_bias"):
+    if name.endswith(("expert_bias", "router_bias")):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     if name.endswith("dt_bias"):
         return f"blk.{name.split('.')[2]}.ssm_dt.bias"
@@ -510,6 +512,36 @@ def _afmoe(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _step(config: dict[str, Any]) -> dict[str, Any]:
+    """See Step35Model of llama.cpp's conversion/step3.py."""
+    slides = _sliding(config)
+    other = config["attention_other_setting"]
+    return {
+        "attention.sliding_window_pattern": slides,
+        "attention.head_count": [
+            other["num_attention_heads"] if one else config["num_attention_heads"] for one in slides
+        ],
+        "attention.head_count_kv": [
+            other["num_attention_groups"] if one else config["num_attention_groups"]
+            for one in slides
+        ],
+        "attention.value_length": config["head_dim"],
+        "rope.freq_base": config["rope_theta"][0],
+        "rope.freq_base_swa": config["rope_theta"][1],
+        "rope.dimension_count": config["head_dim"],
+        "expert_count": config["moe_num_experts"],
+        "expert_used_count": config["moe_top_k"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["share_expert_dim"],
+        "expert_weights_scale": 3.0,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": int(config["moe_layers_enum"][0]),
+        "swiglu_clamp_exp": config["swiglu_limits"],
+        "swiglu_clamp_shexp": config["swiglu_limits_shared"],
+    }
+
+
 def _laguna(config: dict[str, Any]) -> dict[str, Any]:
     """See LagunaModel of llama.cpp's conversion/laguna.py."""
     full, sliding = (config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
@@ -591,6 +623,7 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "muse_glimmer": _muse,
     "afmoe": _afmoe,
     "laguna": _laguna,
+    "step3p5": _step,
     "qwen3_next": lambda config: {
         "rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"]),
         "rope.freq_base": config["rope_theta"],

@@ -248,6 +248,21 @@ NEMOTRON_49B: dict[str, Any] = {
     ]
 }
 """As Llama 3.3 Nemotron Super is: layers differ, and may have no attention or no MLP."""
+STEP_FLASH: dict[str, Any] = {
+    "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 2,
+    "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+    "num_attention_groups": 1,
+    "partial_rotary_factors": ([0.5] + [1.0] * 3) * 2,
+    "rope_theta": ([5000.0] + [100.0] * 3) * 2,
+    "yarn_only_types": ["full_attention"],
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_layers_enum": "2,3,4,5",
+    "share_expert_dim": 48,
+    "swiglu_limits": [0.0] * 4 + [0.02] * 2,
+    "swiglu_limits_shared": [0.0, 0.01, 0.0, 0.0, 0.0, 0.03],
+}
+"""As Step 3.5 Flash is: layers differ in heads, KV heads, and what limits their activations."""
 _LINEAR_ATTENTION = {
     "kda_layers": [1, 2, 4, 5],
     "full_attn_layers": [3, 6],

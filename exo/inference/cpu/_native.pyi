@@ -245,6 +245,8 @@ class Layer:
     alt_up: AltUp
     sparse: bool
     deviations: float
+    expert_limit: float
+    limit: float
     scale: float
     latent: LatentAttention
     delta_net: DeltaNet

@@ -68,9 +68,11 @@ class CanonicalCheckpoint:
 
     @cached_property
     def is_raw(self) -> bool:
-        """Whether it is as it was trained: mlx-lm turns the axes of its convolutions."""
+        """Whether it is as it was trained: mlx-lm turns the axes of its convolutions, and calls
+        Step's mixtures otherwise."""
         convolutions = (name for name in self._own if name.endswith("conv1d.weight"))
-        return any(self.shape(name)[-1] != 1 for name in convolutions)
+        is_turned = any(self.shape(name)[-1] != 1 for name in convolutions)
+        return is_turned or any(".moe." in name for name in self._own.values())
 
     def names(self) -> list[str]:
         return list(self._own)

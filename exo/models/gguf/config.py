@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.family import Metadata
+from exo.models.gguf.families.rope_factors import llama3_scaling
 from exo.models.gguf.families.table import FAMILIES, family_of
 from exo.models.gguf.header import GGUF, GGUFTensor
 
@@ -73,7 +71,7 @@ def _norm_eps(value: Metadata) -> float:
 def _rope_scaling(gguf: GGUF, value: Metadata, config: dict[str, Any]) -> dict[str, Any] | None:
     factors, long, short = map(gguf.floats, _FACTORS)
     if factors is not None:
-        return _llama3_scaling(factors, config["head_dim"], config["rope_theta"])
+        return llama3_scaling(factors, config["head_dim"], config["rope_theta"])
     original = value("rope.scaling.original_context_length", None)
     if long is not None and short is not None:
         return {
@@ -95,28 +93,3 @@ def _rope_scaling(gguf: GGUF, value: Metadata, config: dict[str, Any]) -> dict[s
     elif kind != "linear":
         raise ModelUnsupported(f"the GGUF file asks for rope scaling {kind!r}")
     return scaling
-
-
-def _llama3_scaling(
-    factors: npt.NDArray[np.float32], head_dim: int, theta: float
-) -> dict[str, Any]:
-    """The scaling of Llama 3.1 and of Llama 4, where it has no ramp; GGUF stores the factor of each
-    frequency.
-
-    Formula: section 3.4.1 of https://arxiv.org/abs/2407.21783 as in Meta's reference code; the
-    parameters are checked against the stored factors.
-    """
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    turns = 8192 / wavelengths
-    for high in (4.0, 1.0):
-        smooth = np.clip((turns - 1.0) / (high - 1.0), 0, 1) if high > 1 else turns >= 1
-        expected = 1 / ((1 - smooth) / factors.max() + smooth)
-        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-2):
-            return {
-                "rope_type": "llama3",
-                "factor": float(factors.max()),
-                "low_freq_factor": 1.0,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": 8192,
-            }
-    raise ModelUnsupported("the GGUF file's rope_freqs are not those of Llama 3 or 4")

@@ -76,6 +76,7 @@ NEMOTRON_SUPER = {
 CASES = [
     *((family, CHOSEN.get(family, {})) for family in FAMILIES if family not in TWINS),
     ("laguna", zoo.LAGUNA_XS),
+    ("step3p5", zoo.STEP_FLASH),
     ("qwen2_vl", {}),
     ("minimax", {"model_type": "minimax_m2"}),
     ("internlm3", {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}),
@@ -514,3 +515,24 @@ async def test_ernie_chooses_experts_with_a_bias(tmp_path: Path) -> None:
         assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
     assert np.array_equal(found[0], found[1])
     assert np.abs(found[0] - found[2]).max() > 0.1
+
+
+async def test_step_as_it_was_trained(folder_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Its mixtures are called otherwise there, and norms hold one less."""
+    converted = folder_of(("step3p5", zoo.STEP_FLASH))
+    parts = {
+        ".mlp.switch_mlp.": ".moe.",
+        ".mlp.gate.gate.": ".moe.gate.",
+        ".mlp.gate.router_bias": ".moe.router_bias",
+        ".mlp.share_expert.": ".share_expert.",
+    }
+    weights = {}
+    for name, array in mx.load(str(converted / "model.safetensors")).items():
+        for own, raw in parts.items():
+            name = name.replace(own, raw)
+        weights[name] = array - 1 if name.endswith("norm.weight") else array
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
+    shutil.copy(converted / "config.json", tmp_path)
+    expected = await logits(MLXEngine(precise=True), converted)
+    for engine in (MLXEngine(precise=True), CPUEngine(2, precise=True)):
+        assert np.abs(await logits(engine, tmp_path) - expected).max() <= 1e-4

@@ -4,6 +4,7 @@ does; on both engines."""
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -447,3 +448,26 @@ def test_the_store_uses_the_user_s_file_and_never_deletes_it(tmp_path: Path) -> 
     asyncio.run(store.ensure(str(file), lambda progress: None))
     store.remove(str(file))
     assert file.is_file() and store.find(str(file)) is None
+
+
+def test_step_s_positions_are_scaled_where_its_file_has_factors(tmp_path: Path) -> None:
+    """In layers that see all, for the half of each head that positions turn there; llama.cpp's
+    converter writes them so, and ones for the other half."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 131072,
+    }
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    theta = ([5e6] + [1e4] * 3) * 2
+    write_source("step3p5", {"rope_scaling": scaling, "rope_theta": theta}, source)
+    turns = 131072 / (2 * np.pi * 5e6 ** (np.arange(0, 8, 2) / 8))
+    smooth = np.clip((turns - 1) / 31, 0, 1)
+    factors = np.concatenate([1 / ((1 - smooth) / 2 + smooth), np.ones(4)]).astype(np.float32)
+    assert len(set(factors.tolist())) == 3
+    write_gguf(source, tmp_path / "m.gguf", beside={"rope_freqs.weight": factors})
+    write_folder([tmp_path / "m.gguf"], folder)
+    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == scaling
+    check_both_engines(folder, source, [3])

@@ -102,6 +102,7 @@ class Architecture:
     latent: Latent | None = None
     alt_up: AltUp | None = None
     sparsity: tuple[float | None, ...] = ()
+    limits: tuple[tuple[float, float], ...] = ()
     latent_eps: float = 1e-6
     expert_layers: frozenset[int] = frozenset()
     expert_count: int = 0
@@ -207,6 +208,7 @@ def _read(config: Config, family: Family) -> Architecture:
         latent=latent,
         alt_up=_alt_up(config) if family.alt_up else None,
         sparsity=tuple(family.sparsity(config, i) for i in range(n_layers)),
+        limits=tuple(family.limits(config, i) for i in range(n_layers)),
         latent_eps=family.latent_eps or float(config["rms_norm_eps"]),
         **values,
     )

@@ -109,6 +109,10 @@ def _not_sparse(config: Config, layer: int) -> float | None:
     return None
 
 
+def _no_limits(config: Config, layer: int) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
 def _none_plain(config: Config, layer: int) -> str:
     return ""
 
@@ -150,7 +154,8 @@ class Family:
     with the size of what tokens bring to each layer. `mixture_norms`: the native MixtureNorms', by
     what a layer calls them; experts have scales there. `layer_scales`: a layer ends in a factor.
     `alt_up`: a hidden state of several streams; `sparsity`: so many deviations above their mean the
-    gates' values must lie to go on."""
+    gates' values must lie to go on; `limits`: how large what activations give may be, in experts
+    and elsewhere, 0 where there is none."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -190,6 +195,7 @@ class Family:
     layer_scales: bool = False
     alt_up: bool = False
     sparsity: Callable[[Config, int], float | None] = _not_sparse
+    limits: Callable[[Config, int], tuple[float, float]] = _no_limits
     modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
     scales: Callable[[Config], dict[str, float]] = _no_scales
     experts: Experts | None = None

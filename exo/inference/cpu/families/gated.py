@@ -121,6 +121,65 @@ _MUSE_NORMS = {
     "after_mlp_norm": "post_feedforward_layernorm",
 }
 
+
+def _step_config(config: Config) -> Config:
+    """What mlx-lm's class takes where the configuration does not say."""
+    layers = int(config["num_hidden_layers"])
+    kinds = config.get("layer_types") or [_SLIDING, _FULL] * layers
+    return {
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 512,
+        **config,
+        "num_key_value_heads": config["num_attention_groups"],
+        "layer_types": kinds[:layers],
+        "moe_num_experts": config.get("moe_num_experts", 288),
+        "moe_top_k": config.get("moe_top_k", 8),
+    }
+
+
+def _step_attention(config: Config, layer: int) -> Config:
+    other = config.get("attention_other_setting")
+    return other if other and config["layer_types"][layer] == _SLIDING else config
+
+
+def _step_rope(config: Config, layer: int) -> RopeTable | None:
+    thetas, shares = config.get("rope_theta", 10000.0), config.get("partial_rotary_factors") or []
+    only = config.get("yarn_only_types") or [config["layer_types"][layer]]
+    scaled = config["layer_types"][layer] in only
+    share = shares[layer] if layer < len(shares) else 1.0
+    own = {
+        "rope_theta": thetas[layer] if isinstance(thetas, list) else thetas,
+        "rope_scaling": config.get("rope_scaling") if scaled else None,
+        "rope_traditional": False,
+        "head_dim": int(head_dim(config) * share),
+    }
+    return llama_rope({**config, **own}, layer)
+
+
+def _step_mixtures(config: Config, layer: int) -> bool:
+    said = config.get("moe_layers_enum")
+    return str(layer) in said.replace(" ", "").split(",") if said else layer > 0
+
+
+def _step_limits(config: Config, layer: int) -> tuple[float, float]:
+    def of(key: str) -> float:
+        limits = config.get(key) or []
+        return float(limits[layer] or 0.0) if layer < len(limits) else 0.0
+
+    return of("swiglu_limits"), of("swiglu_limits_shared")
+
+
+_STEP_NAMES = {
+    **{f"moe.{part}_proj": f"mlp.switch_mlp.{part}_proj" for part in ("gate", "up", "down")},
+    "moe.gate": "mlp.gate",
+    "moe.router_bias": "mlp.router_bias",
+    "mlp.gate.gate": "mlp.gate",
+    "mlp.gate.router_bias": "mlp.router_bias",
+    "mlp.share_expert": "mlp.shared",
+    "share_expert": "mlp.shared",
+    "self_attn.g_proj": "self_attn.gate_proj",
+}
+
 GATED: Mapping[str, Family] = {
     "muse_glimmer": Family(
         tied=False,
@@ -147,6 +206,33 @@ GATED: Mapping[str, Family] = {
         experts=_AFMOE_EXPERTS,
         config=_afmoe_config,
         renames={"router.gate": "gate"},
+    ),
+    "step3p5": Family(
+        tied=False,
+        raw_norm_offset=1.0,
+        head_norms=True,
+        output_gate="sigmoid",
+        heads=lambda config, layer: int(_step_attention(config, layer)["num_attention_heads"]),
+        head_shape=lambda config, layer: (
+            int(_step_attention(config, layer)["num_attention_groups"]),
+            head_dim(config),
+        ),
+        rope=_step_rope,
+        window=typed_window,
+        limits=_step_limits,
+        experts=Experts(
+            _step_mixtures,
+            routing="SIGMOID",
+            normalized="SIGMOID_SUMMED_1",
+            normalizes=lambda config: bool(config.get("norm_expert_weight", True)),
+            count="moe_num_experts",
+            top="moe_top_k",
+            shared="shared",
+            bias="router_bias",
+            scale=lambda config: float(config.get("moe_router_scaling_factor", 3.0)),
+        ),
+        config=_step_config,
+        renames=_STEP_NAMES,
     ),
     "laguna": Family(
         tied=False,

@@ -128,6 +128,7 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
         layer.alt_up = alt_up.build(arch, packer, prefix)
     if (deviations := arch.sparsity[index]) is not None:
         layer.sparse, layer.deviations = True, deviations
+    layer.expert_limit, layer.limit = arch.limits[index]
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in packer.checkpoint:
         layer.scale = float(packer.floats(f"{prefix}.layer_scalar")[0])
     return layer

@@ -410,6 +410,8 @@ NB_MODULE(_native, m) {
       .def_rw("alt_up", &Layer::alt_up)
       .def_rw("sparse", &Layer::sparse)
       .def_rw("deviations", &Layer::deviations)
+      .def_rw("expert_limit", &Layer::expert_limit)
+      .def_rw("limit", &Layer::limit)
       .def_rw("scale", &Layer::scale)
       .def_rw("latent", &Layer::latent)
       .def_rw("delta_net", &Layer::delta_net)

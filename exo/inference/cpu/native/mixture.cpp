@@ -180,12 +180,13 @@ void Model::experts(const Layer& layer) {
   if (layer.up) {
     each_row(rows_, [&](int64_t i) {
       const float* up = layer.gate ? in_.data() + i * shared_width : nullptr;
-      k.gate(spec_.activation, shared_.row(i), up, shared_width);
+      activate(layer.limit, shared_.row(i), up, shared_width);
       shared_.quantize(i, 1);
     });
   }
   each_row(slots, [&](int64_t i) {
-    k.gate(spec_.activation, gated_.row(i), any.gate ? up_.data() + i * width : nullptr, width);
+    const float* up = any.gate ? up_.data() + i * width : nullptr;
+    activate(layer.expert_limit, gated_.row(i), up, width);
     gated_.quantize(i, 1);
   });
   run_linear(out, spec_.precise);

@@ -293,8 +293,15 @@ void Model::norm_for_mlp(const Layer& layer, std::initializer_list<const Matrix*
   norm_rows(from, layer.mlp_norm, layer.mlp_norm_bias, groups_of(readers));
 }
 
+void Model::activate(float limit, float* row, const float* up, int64_t width) const {
+  if (limit <= 0.f) return kernels().gate(spec_.activation, row, up, width);
+  for (int64_t d = 0; d < width; d++) {
+    const float gate = std::min(row[d] * same::sigmoid(row[d]), limit);
+    row[d] = gate * std::clamp(up[d], -limit, limit);
+  }
+}
+
 void Model::mlp(const Layer& layer) {
-  const KernelTable& k = kernels();
   const int64_t width = layer.up->rows;
   norm_for_mlp(layer, {layer.gate.get(), layer.up.get()});
   gated_.resize(rows_, width, groups_of({layer.down.get()}));
@@ -309,7 +316,7 @@ void Model::mlp(const Layer& layer) {
   each_row(rows_, [&](int64_t i) {
     const float* up = layer.gate ? up_.data() + i * width : nullptr;
     if (layer.sparse) drop_below(gated_.row(i), width, layer.deviations);
-    k.gate(spec_.activation, gated_.row(i), up, width);
+    activate(layer.limit, gated_.row(i), up, width);
     gated_.quantize(i, 1);
   });
   grow(y_, rows_ * spec_.hidden);

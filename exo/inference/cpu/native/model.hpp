@@ -159,6 +159,9 @@ struct Layer {
   // Of what the gate gives only what lies so many deviations above its mean goes on.
   bool sparse = false;
   float deviations = 0.f;
+  // Of what a SiLU gives in experts, and in any other MLP; what it is multiplied by keeps within
+  // both ways. 0: no limit.
+  float expert_limit = 0.f, limit = 0.f;
   float scale = 1.f;  // of x after all else
   std::shared_ptr<LatentAttention> latent;
   std::shared_ptr<DeltaNet> delta_net;
@@ -277,6 +280,7 @@ class Model {
   // `index` among the layers that cache; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
   void attend(const Layer& layer, int index);
+  void activate(float limit, float* row, const float* up, int64_t width) const;
   float query_scale(const Layer& layer, int64_t position) const;
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
   void latent_attention(const Layer& layer, int index);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import SANDWICH
 from exo.models.gguf.families.family import (
     Config,
@@ -15,6 +16,7 @@ from exo.models.gguf.families.family import (
     turned_share,
 )
 from exo.models.gguf.families.mixtures import check_sigmoid
+from exo.models.gguf.families.rope_factors import llama3_scaling
 
 _QUERIES = "blk.0.attn_q_norm.weight"
 
@@ -32,6 +34,12 @@ _AFMOE = {
     **experts("mlp.router.gate", "mlp.experts"),
     **shared("mlp.shared_experts"),
     "exp_probs_b": "mlp.expert_bias",
+}
+_STEP = {
+    "attn_gate": "self_attn.g_proj",
+    **experts("mlp.gate.gate", "mlp.switch_mlp"),
+    **shared("mlp.share_expert"),
+    "exp_probs_b": "mlp.gate.router_bias",
 }
 _LAGUNA = {
     "attn_gate": "self_attn.g_proj",
@@ -100,6 +108,53 @@ def _laguna(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _step(metadata: Metadata, config: Config) -> Config:
+    """Of heads that positions turn by half, only layers that see all have theirs scaled."""
+    kinds = layer_kinds(metadata, config, full=0)
+    heads = metadata.of_layers("attention.head_count")
+    kv_heads = metadata.of_layers("attention.head_count_kv")
+    full, sliding = kinds.index("full_attention"), kinds.index("sliding_attention")
+    factors, turned = metadata.factors(), config["head_dim"] // 2
+    if metadata("rope.scaling.type", "none") != "none":
+        raise ModelUnsupported("positions of Step 3.5 that are scaled in another way than its own")
+    scaling = None
+    if factors is not None:
+        scaling = llama3_scaling(factors[: turned // 2], turned, config["rope_theta"])
+    thetas = [config["rope_theta"], metadata("rope.freq_base_swa", config["rope_theta"])]
+    dense, layers = metadata("leading_dense_block_count", 0), range(config["num_hidden_layers"])
+    return {
+        "num_attention_heads": heads[full],
+        "num_attention_groups": kv_heads[full],
+        "attention_other_setting": {
+            "num_attention_heads": heads[sliding],
+            "num_attention_groups": kv_heads[sliding],
+        },
+        "layer_types": kinds,
+        "sliding_window": metadata("attention.sliding_window"),
+        "rope_theta": [thetas[kind == "sliding_attention"] for kind in kinds],
+        "partial_rotary_factors": [1.0 if kind == "sliding_attention" else 0.5 for kind in kinds],
+        "rope_scaling": scaling,
+        "yarn_only_types": ["full_attention"],
+        "moe_num_experts": metadata("expert_count"),
+        "moe_top_k": metadata("expert_used_count"),
+        "moe_intermediate_size": metadata("expert_feed_forward_length"),
+        "share_expert_dim": metadata("expert_shared_feed_forward_length"),
+        "moe_layers_enum": ",".join(str(layer) for layer in layers if layer >= dense),
+        "moe_router_scaling_factor": metadata("expert_weights_scale", 1.0),
+        "norm_expert_weight": metadata("expert_weights_norm", False),
+        "swiglu_limits": metadata.numbers("swiglu_clamp_exp"),
+        "swiglu_limits_shared": metadata.numbers("swiglu_clamp_shexp"),
+    }
+
+
+def _step_rows(config: Config, layer: int) -> tuple[int, int, int]:
+    slides = config["layer_types"][layer] == "sliding_attention"
+    own = config["attention_other_setting"] if slides else config
+    dim = config["head_dim"]
+    kv = own["num_attention_groups"] * dim
+    return own["num_attention_heads"] * dim, kv, kv
+
+
 def _laguna_rows(config: Config, layer: int) -> tuple[int, int, int]:
     kv = config["num_key_value_heads"] * config["head_dim"]
     return config["num_attention_heads_per_layer"][layer] * config["head_dim"], kv, kv
@@ -115,6 +170,14 @@ GATED: Mapping[str, GGUFFamily] = {
         in_config=(_QUERIES,),
     ),
     "afmoe": GGUFFamily("afmoe", tensors=_AFMOE, config=_afmoe),
+    "step35": GGUFFamily(
+        "step3p5",
+        tensors=_STEP,
+        config=_step,
+        varied=("attention.head_count", "attention.head_count_kv"),
+        own_factors=True,
+        qkv_rows=_step_rows,
+    ),
     "laguna": GGUFFamily(
         "laguna",
         tensors=_LAGUNA,
