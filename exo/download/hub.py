@@ -46,7 +46,7 @@ from exo.errors import (
     ModelUnsupported,
     SourceUnreachable,
 )
-from exo.models.card import ModelCard
+from exo.models.card import OLLAMA, ModelCard
 from exo.models.file_parts import Parts
 from exo.models.weight_files import INDEX
 
@@ -105,7 +105,7 @@ class Hub(ModelSource):
         return [f"{repo}:{name}" for name in here]
 
     def can_fetch(self, card: ModelCard) -> bool:
-        if card.repo is None:
+        if card.repo is None or card.repo.startswith(OLLAMA):
             return False
         return not huggingface_hub.is_offline_mode() or bool(self._sharing.neighbours())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from exo.download.gguf_repo import quantizations
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
-_OLLAMA_OWN = "registry.ollama.ai/library"
+_OLLAMA = "registry.ollama.ai"
 _OF_SERVICE = Path("/usr/share/ollama/.ollama/models")
 _HUB = ("hf.co", "huggingface.co")
 
@@ -56,12 +56,13 @@ def found_gguf(folders: Sequence[Path] = ()) -> Iterator[FoundGGUF]:
 
 
 def _of_ollama(folder: Path) -> Iterator[FoundGGUF]:
-    """Ollama's own models are ollama/name:tag here, those it has from the hub what they are there.
+    """Of Ollama's library models are ollama/name:tag here, of its users ollama/owner/name:tag, and
+    those it has from the hub what they are there.
     Layout: https://github.com/ollama/ollama/blob/main/manifest/paths.go"""
     manifests = folder / "manifests"
     for manifest in sorted(manifests.glob("*/*/*/*")):
         host, owner, name, tag = manifest.relative_to(manifests).parts
-        if host not in _HUB and f"{host}/{owner}" != _OLLAMA_OWN:
+        if host not in (*_HUB, _OLLAMA):
             continue
         try:
             layers = json.loads(manifest.read_text("utf-8"))["layers"]
@@ -70,5 +71,7 @@ def _of_ollama(folder: Path) -> Iterator[FoundGGUF]:
             continue  # not a model's, or half written by Ollama just now
         blob = folder / "blobs" / str(digest).replace(":", "-")
         if blob.is_file():
-            repo = f"{owner}/{name}" if host in _HUB else f"ollama/{name}"
+            repo = f"{owner}/{name}"
+            if host == _OLLAMA:
+                repo = f"ollama/{name}" if owner == "library" else f"ollama/{repo}"
             yield FoundGGUF(f"{repo}:{tag}", blob, "Ollama")

@@ -24,7 +24,7 @@ from exo.errors import (
     ModelUnsupported,
     SourceUnreachable,
 )
-from exo.models.card import DUMMY, ModelCard, registry, resolve
+from exo.models.card import DUMMY, OLLAMA, ModelCard, registry, resolve
 from exo.models.file_parts import Parts
 from exo.models.tensor_table import expert_bytes
 from exo.tasks import on_own_thread
@@ -280,6 +280,12 @@ class ModelStore:
         if refused is not None:
             raise refused
         repo = card.repo or card.model_id
+        if repo.startswith(OLLAMA):
+            theirs = repo.removeprefix(OLLAMA)
+            raise ModelNotFound(
+                f"Ollama keeps no {theirs} on this machine; bring it with `ollama pull {theirs}`",
+                param="model",
+            )
         raise ModelNotFound(
             f"{card.model_id} is not on this machine and the hub is not asked (HF_HUB_OFFLINE); "
             f"bring it with `hf download {repo}` where there is a network, or name a local "

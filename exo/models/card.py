@@ -12,7 +12,11 @@ from pathlib import Path
 
 from exo.errors import ModelNotFound
 
-_REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?(@[\w.-]+)?")
+OLLAMA = "ollama/"
+"""How names of Ollama's models begin, which are on no hub."""
+
+_REPO_ID = re.compile(rf"({OLLAMA})?\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?(@[\w.-]+)?")
+"""Ollama's models are in its library (ollama/name:tag), or somebody's (ollama/owner/name:tag)."""
 
 
 @dataclass(frozen=True)

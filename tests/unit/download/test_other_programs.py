@@ -15,7 +15,7 @@ from exo.cli.main import main
 from exo.download.gguf_repo import quantizations
 from exo.download.other_programs import found_gguf
 from exo.download.store import ModelStore, default_sources
-from exo.errors import InvalidRequest
+from exo.errors import InvalidRequest, ModelNotFound
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_they_are_found_used_and_left_alone(machine: Path) -> None:
     models = machine / "exo"
     store = ModelStore(models, default_sources(models))
     wanted = ["lmstudio-community/Tiny-GGUF:Q4_K_M", "ollama/llama3.2:3b"]
-    wanted += ["bartowski/Tiny-GGUF:Q4_K_M"]
+    wanted += ["bartowski/Tiny-GGUF:Q4_K_M", "ollama/somebody/own:latest"]
     listed = {card.model_id: card for card in store.available()}
-    assert set(wanted) <= set(listed) and len([n for n in listed if ":" in n]) == 3
+    assert set(wanted) <= set(listed) and len([n for n in listed if ":" in n]) == 4
     for name in wanted:
         folder = asyncio.run(store.ensure(name, lambda progress: None))
         assert (folder / "model.gguf").resolve() == listed[name].path
@@ -72,10 +72,18 @@ def test_ollama_s_service_has_a_home_of_its_own(
     (machine / ".ollama/models").rename(service)
     monkeypatch.setattr("exo.download.other_programs._OF_SERVICE", service)
     found = [one.model_id for one in found_gguf() if one.program == "Ollama"]
-    assert found == ["bartowski/Tiny-GGUF:Q4_K_M", "ollama/llama3.2:3b"]
+    assert found[:2] == ["bartowski/Tiny-GGUF:Q4_K_M", "ollama/llama3.2:3b"]
     # It may be closed to others; tests may run as a user to whom nothing is.
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != service)
     assert not [one for one in found_gguf() if one.program == "Ollama"]
+
+
+@pytest.mark.parametrize("name", ["gone:latest", "somebody/gone:latest"])
+def test_what_ollama_does_not_have_is_brought_by_ollama(name: str, machine: Path) -> None:
+    models = machine / "exo"
+    store = ModelStore(models, default_sources(models))
+    with pytest.raises(ModelNotFound, match=f"bring it with `ollama pull {name}`"):
+        asyncio.run(store.ensure(f"ollama/{name}", lambda progress: None))
 
 
 def test_models_for_mlx_of_lm_studio_are_found(
