@@ -208,16 +208,12 @@ def _hunyuan(metadata: Metadata, config: Config) -> Config:
 
 def _mellum(metadata: Metadata, config: Config) -> Config:
     """Of its layers those that see all positions have them scaled."""
-    slides = metadata.of_layers("attention.sliding_window_pattern")
     theta = config["rope_theta"]
     local = metadata("rope.freq_base_swa", theta)
     return {
         **qwen3_moe(metadata, config),
         "sliding_window": metadata("attention.sliding_window", config["max_position_embeddings"]),
-        "layer_types": [
-            "sliding_attention" if layer < len(slides) and slides[layer] else "full_attention"
-            for layer in range(config["num_hidden_layers"])
-        ],
+        "layer_types": layer_kinds(metadata, config, full=3),
         "rope_parameters": {
             "full_attention": {"rope_theta": theta, **config.get("rope_scaling", {})},
             "sliding_attention": {"rope_theta": local, "rope_type": "default"},
