@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from exo.errors import ModelUnsupported
 
 _QUANTIZATION = re.compile(
-    r"(?:^|[-_./])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\d|BF16|F16|F32|MXFP4\w*|NVFP4\w*))(?:-\d{5}-of-\d{5})?\.gguf",
+    r"(?:^|[-_./])((?:UD-)?(?:I?Q\d\w*|P?T?Q\d_\d|BF16|F16|F32|MXFP4\w*|NVFP4\w*))(?:-\d{5}-of-\d{5})?\.gguf",
     re.IGNORECASE,
 )
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")

@@ -18,11 +18,11 @@ from exo.inference.cpu.grids import FORMATS, load_grids
 from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
 from exo.models.gguf.names import TENSOR_SCALE
-from exo.models.gguf.unpacking import NVFP4_BYTES, TERNARY, nvfp4, ternary
+from exo.models.gguf.unpacking import NVFP4_BYTES, TWO_BITS, mxfp4_of_pairs, nvfp4, two_bits
 from exo.models.quantizers import Affine, Float4, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
-GGML = {*native.ggml_formats(), *TERNARY, "NVFP4"}
+GGML = {*native.ggml_formats(), *TWO_BITS, "NVFP4", "MXFP4_PAIRS"}
 
 OnBytes = Callable[[int], None]
 Rows = npt.NDArray[np.int64]
@@ -279,8 +279,11 @@ def _each(parts: Parts, some_rows: Callable[[Tensor], Tensor]) -> Parts:
 def _dense(weight: Tensor) -> native.Matrix:
     if weight.dtype == "NVFP4":
         return _float4(weight, 1.0)
-    if weight.dtype in TERNARY:
-        return _ternary(weight)
+    if weight.dtype in TWO_BITS:
+        return _two_bits(weight)
+    if weight.dtype == "MXFP4_PAIRS":
+        blocks = mxfp4_of_pairs(weight.data.reshape(-1, 17))
+        return native.pack_ggml(blocks.reshape(-1), "MXFP4", *weight.shape)
     if weight.dtype in GGML:
         if weight.dtype in FORMATS:
             load_grids()
@@ -295,15 +298,23 @@ def _float4(weight: Tensor, scale: float) -> native.Matrix:
     return native.pack_float4(values.reshape(-1), scales.reshape(-1), scale, *weight.shape)
 
 
-def _ternary(weight: Tensor) -> native.Matrix:
-    """As MLX has two bits, in groups of 128."""
-    values, scales = ternary(weight.dtype, weight.data.reshape(-1, TERNARY[weight.dtype]))
-    four = values.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)
-    twice = scales.repeat(2)
-    words = np.bitwise_or.reduce(four, axis=1)
-    factors, offsets = (half.view(np.uint8) for half in (twice, -twice))
+def _two_bits(weight: Tensor) -> native.Matrix:
+    """As MLX has two bits, in groups of 64 or 128."""
+    columns, size = TWO_BITS[weight.dtype]
+    values, scales = two_bits(weight.dtype, weight.data.reshape(-1, size))
+    group = min(columns, 128)
+    of_groups = scales.repeat(columns // group)
+    factors, offsets = (half.view(np.uint8) for half in (of_groups, -of_groups))
     rows, cols = weight.shape
-    return native.pack_affine(words, factors, offsets, native.DType.F16, rows, cols, 2, 128)
+    four = _four_in_a_byte(values)
+    return native.pack_affine(four, factors, offsets, native.DType.F16, rows, cols, 2, group)
+
+
+def _four_in_a_byte(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Of values below 4 [n]: [n / 4], the first lowest."""
+    apart = values.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)
+    joined: npt.NDArray[np.uint8] = np.bitwise_or.reduce(apart, axis=1)
+    return joined
 
 
 def _quantized(how: Packing, parts: Parts) -> native.Matrix:
@@ -320,10 +331,10 @@ def _quantized(how: Packing, parts: Parts) -> native.Matrix:
             return native.pack_float4(weight.data, scales.data, how.scale, rows, cols)
         case "mxfp4":
             return _packed_mxfp4(weight, scales, rows, cols)
-    dtype, offsets = DTYPES[scales.dtype], parts["biases"].data
-    return native.pack_affine(
-        weight.data, scales.data, offsets, dtype, rows, cols, how.bits, how.group
-    )
+    dtype, offsets, data, bits = DTYPES[scales.dtype], parts["biases"].data, weight.data, how.bits
+    if bits == 1:  # which no kernel reads: as two
+        data, bits = _four_in_a_byte(np.unpackbits(data, bitorder="little")), 2
+    return native.pack_affine(data, scales.data, offsets, dtype, rows, cols, bits, how.group)
 
 
 def _tensor(module: str, array: npt.NDArray[Any]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from exo.errors import ModelUnsupported
 
-_BITS = (2, 3, 4, 5, 6, 8)
+_BITS = (1, 2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
 _USUAL_GROUP = {"affine": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 _MX = (("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16))

@@ -24,7 +24,7 @@ from exo.inference.mlx.gguf_layouts import JoinedRows, LatentHeads, ValueHeads
 from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
 from exo.models.gguf.names import TENSOR_SCALE
-from exo.models.gguf.unpacking import TERNARY, ternary
+from exo.models.gguf.unpacking import TWO_BITS, mxfp4_of_pairs, two_bits
 
 GROUP = 32
 
@@ -120,11 +120,13 @@ def _q5_k(b: Bytes) -> Unpacked:
     return np.bitwise_or(_pairs(b[:, 48:]), fifth, dtype=np.uint8), *_six_bits(b)
 
 
-def _ternary(dtype: str) -> Callable[[Bytes], Unpacked]:
+def _two_bits(dtype: str) -> Callable[[Bytes], Unpacked]:
+    groups = TWO_BITS[dtype][0] // GROUP
+
     def unpack(b: Bytes) -> Unpacked:
-        values, scales = ternary(dtype, b)
-        of_groups = np.repeat(scales.astype(np.float32)[:, None], 8, axis=1)
-        return _about(1, values.reshape(-1, 8, 32), of_groups)
+        values, scales = two_bits(dtype, b)
+        of_groups = np.repeat(scales.astype(np.float32)[:, None], groups, axis=1)
+        return _about(1, values.reshape(-1, groups, GROUP), of_groups)
 
     return unpack
 
@@ -140,7 +142,8 @@ _EXACT: dict[str, tuple[int, int, Callable[[Bytes], Unpacked]]] = {
     "IQ4_NL": (8, 18, _iq4_nl),
     "IQ4_XS": (8, 136, _iq4_xs),
     "MXFP4": (5, 17, _mxfp4),
-    **{dtype: (2, size, _ternary(dtype)) for dtype, size in TERNARY.items()},
+    "MXFP4_PAIRS": (5, 17, lambda b: _mxfp4(mxfp4_of_pairs(b))),
+    **{dtype: (2, size, _two_bits(dtype)) for dtype, (_, size) in TWO_BITS.items()},
 }
 """Bits, bytes of a block, and how it is read."""
 

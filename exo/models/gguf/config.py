@@ -28,7 +28,11 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     Raises:
         ModelUnsupported: an architecture, or a way of scaling positions, that exo does not read.
     """
-
+    if "prism.hadamard.version" in gguf.metadata:
+        raise ModelUnsupported(
+            "weights turned by a Hadamard matrix, as Bonsai 2's are, which exo does not read yet; "
+            "take Bonsai 27B or another model"
+        )
     family = family_of(gguf.architecture, Metadata(gguf))
     value = Metadata(gguf, family.varied)
     kv_heads = value.of_layers("attention.head_count_kv")

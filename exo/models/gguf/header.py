@@ -30,7 +30,9 @@ _SCALARS = {
 }  # fmt: skip
 
 # https://github.com/ggml-org/ggml/blob/master/include/ggml.h, enum ggml_type: name, columns and
-# bytes of a block.
+# bytes of a block. From 142 on: PrismML's (exo/models/gguf/unpacking.py). 4 was Q4_2, which no file
+# holds any more, and is MXFP4 in Ollama's files of August 2025, neighbours in a byte:
+# https://github.com/ollama/ollama/blob/v0.12.0/ml/backend/ggml/ggml.go.
 _FORMATS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
     2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
@@ -40,12 +42,19 @@ _FORMATS = {
     17: ("IQ2_XS", 256, 74), 22: ("IQ2_S", 256, 82), 18: ("IQ3_XXS", 256, 98),
     21: ("IQ3_S", 256, 110), 19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56),
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18), 142: ("PQ2_0", 128, 34),
+    143: ("PTQ1_0", 128, 28), 4: ("MXFP4_PAIRS", 32, 17),
 }  # fmt: skip
 _UNREAD = {
-    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S",
 }  # fmt: skip
 
 READ_FORMATS = tuple(name for name, _, _ in _FORMATS.values())
+
+
+_Found = tuple[str, str, tuple[int, ...], int, int]
+"""A tensor's name, format, shape, offset from the end of the header, and bytes."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ def parse_header(path: Path, data: bytes | mmap.mmap, size: int) -> GGUF:
     for _ in range(_limited(pair_count)):
         key = reader.string()
         metadata[key] = reader.value(reader.unpack("<I")[0])
-    found: list[tuple[str, str, tuple[int, ...], int, int]] = []
+    found: list[_Found] = []
     unread: dict[str, int] = {}
     for _ in range(_limited(tensor_count)):
         name = reader.string()
@@ -124,12 +133,30 @@ def parse_header(path: Path, data: bytes | mmap.mmap, size: int) -> GGUF:
         )
     alignment = int(metadata.get("general.alignment", 32))
     start = -(-reader.at // alignment) * alignment
+    if _has_old_q2_0(found, size - start):
+        found = [_as_pq2_0(*one) if one[1] == "Q2_0" else one for one in found]
     tensors = {}
     for name, format_name, shape, offset, count in found:
         if start + offset + count > size:
             raise ValueError(f"tensor {name} ends {start + offset + count - size} bytes after")
         tensors[name] = GGUFTensor(path, format_name, shape, start + offset, count)
     return GGUF(metadata, tensors, start)
+
+
+def _has_old_q2_0(found: list[_Found], end: int) -> bool:
+    """PrismML's first files call PQ2_0 what became Q2_0's number: with the longer blocks of Q2_0,
+    tensors would overlap. `end`: of the last one at the most."""
+    if not any(dtype == "Q2_0" for _, dtype, *_ in found):
+        return False
+    spans = sorted((offset, offset + count) for *_, offset, count in found)
+    starts = [*(start for start, _ in spans[1:]), end]
+    return any(stop > start for (_, stop), start in zip(spans, starts, strict=True))
+
+
+def _as_pq2_0(name: str, _: str, shape: tuple[int, ...], offset: int, count: int) -> _Found:
+    if shape[-1] % 128:
+        raise ValueError(f"tensor {name} of {shape} in blocks of 128")
+    return name, "PQ2_0", shape, offset, count // 36 * 34
 
 
 def _limited(count: int) -> int:

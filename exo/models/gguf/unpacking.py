@@ -1,7 +1,8 @@
 """Blocks of GGUF formats that no kernel reads as they are, taken apart.
 
-Formats: block_tq1_0, block_tq2_0 and block_nvfp4 in
-https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
+Formats: block_tq1_0, block_tq2_0, block_q1_0, block_q2_0 and block_nvfp4 in
+https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h; PQ2_0 and PTQ1_0, which PrismML's
+Bonsai models stand in: https://github.com/ggml-org/llama.cpp/issues/29058.
 """
 
 from __future__ import annotations
@@ -11,25 +12,40 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-TERNARY = {"TQ1_0": 54, "TQ2_0": 66}
-"""Bytes of a block of 256 columns."""
+TWO_BITS = {
+    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "Q1_0": (128, 18), "Q2_0": (64, 18),
+    "PQ2_0": (128, 34), "PTQ1_0": (128, 28),
+}  # fmt: skip
+"""Columns, which share a scale, and bytes of a block of formats with 2 bits a number or fewer."""
+
+_DIGITS = {
+    "TQ1_0": ((0, 32, 5), (32, 48, 5), (48, 52, 4)),
+    "PTQ1_0": ((0, 16, 5), (16, 24, 5), (24, 26, 4)),
+}
+"""Of bytes from, to: how many digits of base 3 each holds."""
 
 NVFP4_COLS, NVFP4_BYTES = 64, 36
 """Of a block, which has a scale for 16 columns."""
 
 
-def ternary(dtype: str, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
-    """Of blocks [n, bytes] the values 0, 1 or 2 [n, 256] and scales [n]: a number is
+def two_bits(dtype: str, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
+    """Of blocks [n, bytes] the values 0 to 3 [n, columns] and scales [n]: a number is
     scale * (value - 1)."""
-    scales = blocks[:, -2:].copy().view(np.float16)[:, 0]
+    scale_at = 0 if dtype in ("Q1_0", "Q2_0", "PQ2_0") else blocks.shape[1] - 2
+    scales = blocks[:, scale_at : scale_at + 2].copy().view(np.float16)[:, 0]
+    if dtype == "Q1_0":
+        return np.unpackbits(blocks[:, 2:], axis=1, bitorder="little") * np.uint8(2), scales
+    if dtype in ("Q2_0", "PQ2_0"):
+        four = blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8)
+        return np.bitwise_and(four, 3, dtype=np.uint8).reshape(len(blocks), -1), scales
     if dtype == "TQ2_0":
         lanes = blocks[:, :64].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
         return np.bitwise_and(lanes, 3, dtype=np.uint8).reshape(-1, 256), scales
     # Five digits of base 3 stand in a byte as a fraction of 256, the first one highest.
     parts = []
-    for start, end, width, digits in ((0, 32, 32, 5), (32, 48, 16, 5), (48, 52, 4, 4)):
+    for start, end, digits in _DIGITS[dtype]:
         powers = np.array([1, 3, 9, 27, 81][:digits], np.uint8)[:, None]
-        rest = blocks[:, start:end].reshape(-1, 1, width) * powers  # of 256
+        rest = blocks[:, start:end].reshape(-1, 1, end - start) * powers  # of 256
         parts.append((rest.astype(np.uint16) * 3 >> 8).astype(np.uint8).reshape(len(blocks), -1))
     return np.concatenate(parts, axis=1), scales
 
@@ -42,3 +58,11 @@ def nvfp4(blocks: Bytes) -> tuple[Bytes, Bytes]:
     halves = blocks[:, 4:].reshape(-1, 4, 8)
     values = np.concatenate([halves & 15, halves >> 4], axis=2)
     return (values[..., ::2] | values[..., 1::2] << 4).reshape(len(blocks), 32), scales
+
+
+def mxfp4_of_pairs(blocks: Bytes) -> Bytes:
+    """MXFP4 as ggml has it, [n, 17], of blocks whose bytes hold neighbours: ggml's hold column i
+    and i + 16."""
+    neighbours = blocks[:, 1:]
+    columns = np.stack([neighbours & 15, neighbours >> 4], axis=-1).reshape(-1, 32)
+    return np.concatenate([blocks[:, :1], columns[:, :16] | columns[:, 16:] << 4], axis=1)

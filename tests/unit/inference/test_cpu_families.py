@@ -235,7 +235,7 @@ async def test_a_split_changes_no_bit(case: tuple, folder_of) -> None:  # type: 
 
 
 # How weights are packed does not depend on the family: every way in some, one way in all.
-PACKINGS = [*((bits, "affine") for bits in (2, 3, 4, 6, 8)), (4, "mxfp4")]
+PACKINGS = [*((bits, "affine") for bits in (1, 2, 3, 4, 6, 8)), (4, "mxfp4")]
 QUANTIZED = [
     *((family, *how) for family in ("llama", "gpt_oss", "qwen3_5_moe") for how in PACKINGS),
     *((f, 4, "affine") for f in FAMILIES if f not in ("llama", "gpt_oss", "qwen3_5_moe", *TWINS)),
