@@ -18,13 +18,13 @@ from exo.inference.sampling import SamplingParams
 from exo.shard import Shard
 
 
-def cpu_logits(folder: Path, cuts: list[int]) -> npt.NDArray[np.float32]:
+def cpu_logits(folder: Path, cuts: list[int], precise: bool = True) -> npt.NDArray[np.float32]:
     """After the first of the zoo's prompts, through shards cut at `cuts`."""
     tokens = np.array(zoo.PROMPTS[0], np.int32)
     batch = ForwardBatch((Slice("s", 0, len(tokens), SamplingParams()),), tokens)
     bounds, states = [0, *cuts, zoo.LAYERS], None
     for start, end in pairwise(bounds):
-        engine, shard = CPUEngine(2, precise=True), Shard("m", start, end, zoo.LAYERS)
+        engine, shard = CPUEngine(2, precise=precise), Shard("m", start, end, zoo.LAYERS)
         engine.load_shard(shard, folder, lambda done, total: None)
         assert not engine._on_mlx
         states = engine.compute(shard, batch, states)

@@ -1,6 +1,6 @@
 """Types of the module that native/bindings.cpp builds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -125,6 +125,7 @@ class DeltaNet:
     key_dim: int
     value_dim: int
     tiled: bool
+    regroups: bool
 
 class ShortConvolution:
     b: Matrix
@@ -284,6 +285,9 @@ class Slice:
         self, sequence: str, start: int, length: int, logits: int, keeps: bool = False
     ) -> None: ...
 
+class Hadamard:
+    def __init__(self, block: int, signs: Mapping[int, list[float]]) -> None: ...
+
 class Model:
     layers: list[Layer]
     ropes: list[Rope]
@@ -294,6 +298,7 @@ class Model:
     embedding_norm: list[float]
     final_norm: list[float]
     final_norm_bias: list[float]
+    def set_hadamard(self, hadamard: Hadamard, embedding: bool) -> None: ...
     sequences: int
     cache_bytes: int
     page_bytes: int

@@ -19,6 +19,7 @@ from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
 from exo.models.gguf.names import TENSOR_SCALE
 from exo.models.gguf.unpacking import NVFP4_BYTES, TWO_BITS, mxfp4_of_pairs, nvfp4, two_bits
+from exo.models.hadamard import UNTURNED, Hadamard
 from exo.models.quantizers import Affine, Float4, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
@@ -31,7 +32,7 @@ Parts = dict[str, Tensor]
 
 class Packer:
     """`factors` multiply the weights of modules, by how these end; `on_bytes` is told how many
-    bytes of the files have been used up."""
+    bytes of the files have been used up. `hadamard`: what turns all activations."""
 
     def __init__(
         self,
@@ -39,17 +40,21 @@ class Packer:
         quantization: Quantization,
         factors: Mapping[str, Factor],
         on_bytes: OnBytes,
+        hadamard: Hadamard | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self._quantization = quantization
         self._factors = factors
         self._on_bytes = on_bytes
+        self._hadamard = hadamard
 
     def matrix(self, module: str) -> native.Matrix:
         """A whole linear layer (or embedding)."""
         packed = _pack(*self._read(module))
         self._done(module)
-        return packed
+        if self._hadamard is None or not module.endswith(UNTURNED):
+            return packed
+        return self.dense(self._hadamard.turned(_numbers(packed)))
 
     def one_of(self, modules: str) -> Callable[[int], native.Matrix]:
         """Linear layers, one for each expert, by what `format` makes of their number: what packs
@@ -156,8 +161,7 @@ class Packer:
 
     def numbers(self, module: str) -> npt.NDArray[np.float32]:
         """A whole linear layer as float32 [rows, columns], whatever it is stored as."""
-        packed = self.matrix(module)
-        return packed.read_rows(np.arange(packed.rows, dtype=np.int32))
+        return _numbers(self.matrix(module))
 
     def dense(self, rows: npt.NDArray[np.float32]) -> native.Matrix:
         """A linear layer of these numbers, which are not the checkpoint's any more."""
@@ -217,6 +221,10 @@ class Packer:
 
 
 _MXFP4 = Packing("mxfp4", 4, 32)
+
+
+def _numbers(packed: native.Matrix) -> npt.NDArray[np.float32]:
+    return packed.read_rows(np.arange(packed.rows, dtype=np.int32))
 
 
 def _of_rows(factor: Factor, rows: int) -> npt.NDArray[np.float32]:

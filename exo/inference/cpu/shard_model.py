@@ -26,6 +26,7 @@ from exo.inference.cpu.packing import DTYPES, GGML, OnBytes, Packer, as_list, no
 from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
 from exo.models.description import read_config, text_config
+from exo.models.hadamard import Hadamard
 from exo.models.quantizers import NVFP4, quantizer_of
 
 
@@ -41,6 +42,7 @@ class CheckpointModel:
         self.architecture: Architecture = architecture(config)
         self._quantization = Quantization.of(config)
         self._quantizer = quantizer_of(text_config(config))
+        self._hadamard = Hadamard.of(config)
         self.path = path  # may be set anew: to where more of its files are
         self._layers: dict[int, native.Layer] = {}
         self._matrices: dict[str, native.Matrix] = {}
@@ -78,7 +80,7 @@ class CheckpointModel:
 
     def _packer(self, checkpoint: CanonicalCheckpoint, on_bytes: OnBytes) -> Packer:
         factors = self.architecture.raw_factors if checkpoint.is_raw else {}
-        return Packer(checkpoint, self._quantization, factors, on_bytes)
+        return Packer(checkpoint, self._quantization, factors, on_bytes, self._hadamard)
 
     def build(
         self,
@@ -134,6 +136,10 @@ class CheckpointModel:
                     self._matrices[module] = matrix
             model = native.Model(self._spec(precise, kv_bits, cache_limit()))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
+            if self._hadamard is not None:
+                signs = {width: as_list(own) for width, own in self._hadamard.signs.items()}
+                turning = native.Hadamard(self._hadamard.block, signs)
+                model.set_hadamard(turning, self._hadamard.embedding)
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
                 model.embedding = self._matrices["model.embed_tokens"]

@@ -40,7 +40,9 @@ from exo.inference.mlx.trace import (
     boundaries_of,
     crossings,
 )
+from exo.inference.mlx.turned import turn
 from exo.models.description import read_config, text_config
+from exo.models.hadamard import Hadamard
 from exo.models.quantizers import quantizer_of
 from exo.models.tensor_table import absent_tensors, is_gguf
 
@@ -184,6 +186,8 @@ class CutModel:
         correct(model, config)
         if self._gguf is not None:
             self._gguf.check(model)
+        if (hadamard := Hadamard.of(config)) is not None:
+            turn(model, hadamard)
         if self._repacked is not None:
             self._repacked.widen(model)
         if self._dtype is not None:

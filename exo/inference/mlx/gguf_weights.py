@@ -213,6 +213,7 @@ class GGUFWeights:
         self._n_layers = int(config["num_hidden_layers"])
         is_tiled = bool(config.get("linear_value_heads_tiled"))
         self._value_heads = ValueHeads(config) if is_tiled else None
+        self._is_out_grouped = "hadamard" in config
         self._joined_modules = _JOINED if config["model_type"] == "granitemoehybrid" else {}
         self._joined_rows = JoinedRows(config)
         self._latent_heads = LatentHeads(config) if config.get("kv_lora_rank") else None
@@ -303,6 +304,8 @@ class GGUFWeights:
         tensor = part.of(tensor) if part is not None else tensor
         heads = self._value_heads if ".linear_attn." in stored else None
         is_out = stored.endswith(".out_proj.weight")
+        if is_out and self._is_out_grouped:
+            heads = None
         if heads and not is_out:
             tensor = heads.rows(tensor)
         if not _bits(tensor.dtype):

@@ -8,6 +8,7 @@ from exo.errors import ModelUnsupported
 from exo.models.gguf.families.family import Metadata
 from exo.models.gguf.families.rope_factors import llama3_scaling
 from exo.models.gguf.families.table import FAMILIES, family_of
+from exo.models.gguf.hadamard import hadamard_of
 from exo.models.gguf.header import GGUF, GGUFTensor
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -28,11 +29,6 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     Raises:
         ModelUnsupported: an architecture, or a way of scaling positions, that exo does not read.
     """
-    if "prism.hadamard.version" in gguf.metadata:
-        raise ModelUnsupported(
-            "weights turned by a Hadamard matrix, as Bonsai 2's are, which exo does not read yet; "
-            "take Bonsai 27B or another model"
-        )
     family = family_of(gguf.architecture, Metadata(gguf))
     value = Metadata(gguf, family.varied)
     kv_heads = value.of_layers("attention.head_count_kv")
@@ -61,6 +57,8 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     scaling = None if family.own_factors else _rope_scaling(gguf, value, config)
     if scaling is not None:
         config["rope_scaling"] = scaling
+    if hadamard := hadamard_of(gguf, config["num_hidden_layers"]):
+        config["hadamard"] = hadamard.as_config()
     if family.name:
         config["gguf_family"] = family.name
     return {**config, **family.config(value, config)}

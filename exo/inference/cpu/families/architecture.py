@@ -19,7 +19,7 @@ from exo.models.description import text_config
 class Recurrent:
     """Sizes of the layers that remember a state: `taps` of their convolution, and a delta net's
     heads and what each of them holds. `tiled`: value head i goes with key head i modulo their
-    number, not with the i-th part of them."""
+    number, not with the i-th part of them; `regroups`: but for the layer after them."""
 
     taps: int
     key_heads: int = 0
@@ -27,6 +27,7 @@ class Recurrent:
     key_dim: int = 0
     value_dim: int = 0
     tiled: bool = False
+    regroups: bool = False
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,7 @@ def _recurrent(config: Config, mixers: frozenset[Mixer]) -> Recurrent | None:
         key_dim=int(config["linear_key_head_dim"]),
         value_dim=int(config["linear_value_head_dim"]),
         tiled=bool(config.get("linear_value_heads_tiled")),
+        regroups="hadamard" in config,
     )
     if sizes.key_dim % 16 or sizes.value_heads % sizes.key_heads:
         raise ModelUnsupported(

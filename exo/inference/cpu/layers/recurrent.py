@@ -35,7 +35,7 @@ def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNe
     net = native.DeltaNet()
     net.key_heads, net.value_heads = sizes.key_heads, sizes.value_heads
     net.key_dim, net.value_dim = sizes.key_dim, sizes.value_dim
-    net.tiled = sizes.tiled
+    net.tiled, net.regroups = sizes.tiled, sizes.tiled and sizes.regroups
     qkvz = qkvz_rows(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim)
     rows = dict(zip(_PROJECTIONS, (qkvz, ba_rows(sizes.key_heads, sizes.value_heads)), strict=True))
     made = [

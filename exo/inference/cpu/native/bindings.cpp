@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -289,6 +290,7 @@ NB_MODULE(_native, m) {
       .def_rw("value_heads", &DeltaNet::value_heads)
       .def_rw("key_dim", &DeltaNet::key_dim)
       .def_rw("value_dim", &DeltaNet::value_dim)
+      .def_rw("regroups", &DeltaNet::regroups)
       .def_rw("tiled", &DeltaNet::tiled);
   nb::class_<ShortConvolution>(m, "ShortConvolution")
       .def(nb::init<>())
@@ -446,6 +448,9 @@ NB_MODULE(_native, m) {
   nb::class_<Slice>(m, "Slice")
       .def(nb::init<std::string, int64_t, int64_t, int64_t, bool>(), nb::arg("sequence"),
            nb::arg("start"), nb::arg("length"), nb::arg("logits"), nb::arg("keeps") = false);
+  nb::class_<Hadamard>(m, "Hadamard")
+      .def(nb::init<int64_t, std::map<int64_t, std::vector<float>>>(), nb::arg("block"),
+           nb::arg("signs"));
   nb::class_<Model>(m, "Model")
       .def(nb::init<const Spec&>(), nb::arg("spec"))
       .def_rw("layers", &Model::layers)
@@ -457,6 +462,7 @@ NB_MODULE(_native, m) {
       .def_rw("embedding_norm", &Model::embedding_norm)
       .def_rw("final_norm", &Model::final_norm)
       .def_rw("final_norm_bias", &Model::final_norm_bias)
+      .def("set_hadamard", &Model::set_hadamard, nb::arg("hadamard"), nb::arg("embedding"))
       .def("forward", &forward, nb::arg("slices"), nb::arg("tokens"), nb::arg("hidden").none())
       .def("final_states", &final_states)
       .def("release", &Model::release, nb::arg("sequence"),

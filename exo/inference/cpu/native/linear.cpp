@@ -92,6 +92,9 @@ QuantizedRows Activations::quantized(int group, int64_t first) const {
 }
 
 void Activations::quantize(int64_t first, int64_t count, bool fine) {
+  for (int64_t i = first; hadamard_ != nullptr && i < first + count; i++) {
+    hadamard_->turn(row(i), cols_);
+  }
   for (const Quantized& q : quantized_) {
     kernels().quantize_rows(values() + first * cols_, count, q.rows(0, cols_), first, fine);
   }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "hadamard.hpp"
 #include "kernels.hpp"
 #include "lines.hpp"
 
@@ -20,8 +21,10 @@ class Activations {
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
 
-  // Quantizes rows [first, first + count), twice as finely where `fine`; different rows may be done
-  // on different threads.
+  // What rows are turned by before anything reads them; none: null.
+  void set_hadamard(const Hadamard* hadamard) { hadamard_ = hadamard; }
+  // Turns and quantizes rows [first, first + count), twice as finely where `fine`; once for each,
+  // different rows may be done on different threads.
   void quantize(int64_t first, int64_t count, bool fine = false);
   // Copies one quantized row of another with the same columns and groups; its floats only where a
   // weight reads them, or where asked to.
@@ -45,6 +48,7 @@ class Activations {
 
   int64_t rows_ = 0, cols_ = 0;
   bool reads_floats_ = false;
+  const Hadamard* hadamard_ = nullptr;
   Lines<float> values_;
   std::vector<Quantized> quantized_;
 };

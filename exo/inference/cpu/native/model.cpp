@@ -67,6 +67,15 @@ int64_t Model::state_bytes() const {
   return floats * static_cast<int64_t>(sizeof(float));
 }
 
+void Model::set_hadamard(std::shared_ptr<const Hadamard> hadamard, bool embedding) {
+  hadamard_ = std::move(hadamard);
+  turned_embedding_ = embedding;
+  for (Activations* x :
+       {&normed_, &attended_, &gated_, &gathered_, &shared_, &by_head_, &routed_, &for_experts_}) {
+    x->set_hadamard(hadamard_.get());
+  }
+}
+
 void Model::release(const std::string& sequence) {
   if (!cache_) return;
   cache_->release(sequence);
@@ -193,6 +202,7 @@ void Model::embed(const int32_t* tokens) {
   }
   each_row(rows_, [&](int64_t i) {
     embedding->read_row(tokens[i], x(i));
+    if (turned_embedding_) hadamard_->turn_back(x(i), spec_.hidden);
     if (!embedding_norm.empty()) norm_row(x(i), embedding_norm, {}, x(i));
     if (spec_.embedding_scale != 1.f) {
       for (int d = 0; d < spec_.hidden; d++) x(i)[d] *= spec_.embedding_scale;

@@ -46,6 +46,7 @@ struct DeltaNet {
   std::vector<float> dt_bias;   // [value_heads]
   std::vector<float> norm;      // [value_dim]
   int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  bool regroups = false;  // `tiled`, but for `out`, which reads those of a key head together
   bool tiled = false;  // value head i goes with key head i % key_heads, not i * key_heads / heads
 };
 
@@ -224,6 +225,9 @@ class Model {
   std::shared_ptr<Streams> streams;                // such a model is one shard
   std::vector<float> final_norm, final_norm_bias;  // last shard
 
+  // All linear layers are stored turned, and the embedding where `embedding`.
+  void set_hadamard(std::shared_ptr<const Hadamard> hadamard, bool embedding);
+
   // One step. `tokens` [rows] where this is the first shard, else `hidden` float32 [rows, hidden].
   // Writes hidden states [rows, hidden], or on the last shard logits [rows that are wanted,
   // vocabulary]. Throws CacheMissError, CacheFullError, std::out_of_range (a token id).
@@ -306,6 +310,8 @@ class Model {
   float* x(int64_t row) { return x_.data() + row * spec_.hidden; }
 
   Spec spec_;
+  std::shared_ptr<const Hadamard> hadamard_;
+  bool turned_embedding_ = false;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<StateCache> states_;
 

@@ -134,7 +134,12 @@ void Model::delta_net(const Layer& layer, int64_t state) {
       k.rms_norm(out + h * values, net.norm.data(), out + h * values, values, spec_.norm_eps);
     }
     k.gate(Activation::kSilu, z, out, width);
-    std::memcpy(out, z, at_least(width) * sizeof(float));
+    for (int64_t h = 0; h < heads; h++) {
+      const int64_t of_key_head = heads / net.key_heads;
+      const int64_t grouped = h % net.key_heads * of_key_head + h / net.key_heads;
+      const int64_t place = net.regroups ? grouped : h;
+      std::memcpy(out + place * values, z + h * values, at_least(values) * sizeof(float));
+    }
     attended_.quantize(i, 1);
   });
   project_out(*net.out, layer);

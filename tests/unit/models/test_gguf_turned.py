@@ -1,0 +1,150 @@
+"""Files whose weights are stored turned by a Hadamard matrix, as PrismML's Bonsai 2 is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zoo
+from gguf_checks import cpu_logits
+from gguf_files import write_gguf
+
+from exo.errors import ModelUnsupported
+from exo.models.gguf.file import read_gguf
+from exo.models.gguf.folder import write_folder
+
+BLOCK = 16
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture(autouse=True)
+def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo.inference.mlx.engine.works", lambda model, start, end: False)
+
+
+def hadamard() -> npt.NDArray[np.float64]:
+    """By its definition: -1 where row and column have an odd number of ones in common."""
+    bits = np.array([[bin(i & j).count("1") % 2 for j in range(BLOCK)] for i in range(BLOCK)])
+    return (1.0 - 2.0 * bits) / BLOCK**0.5
+
+
+def signs_of(width: int) -> list[int]:
+    return np.random.default_rng(width).choice([-1, 1], width).tolist()
+
+
+def folded(numbers: Floats) -> Floats:
+    """W R^-1, of R x = H (signs * x)."""
+    signed = numbers.astype(np.float64) * signs_of(numbers.shape[1])
+    turned = signed.reshape(len(numbers), -1, BLOCK) @ hadamard()
+    return turned.reshape(numbers.shape).astype(np.float32)
+
+
+def is_folded(name: str, numbers: Floats) -> bool:
+    kept = ("ssm_alpha", "ssm_beta", "conv1d", "norm")
+    return numbers.ndim == 2 and not any(part in name for part in kept)
+
+
+def write_turned(
+    model_type: str,
+    folder: Path,
+    keep: Callable[[str], bool] = lambda name: False,
+    kind: str = "F32",
+    experts: int = 0,
+    **said: Any,
+) -> None:
+    """A file of a random checkpoint, turned, which says so and `said` besides; what `keep` chooses
+    is not turned."""
+    config = zoo.tiny_config(model_type) | {"tie_word_embeddings": False}
+    if "text_config" in config:
+        config["text_config"] |= {"num_experts": experts}
+    zoo.write_checkpoint(model_type, folder / "source", config)
+    names: list[str] = []
+    widths: set[int] = set()
+
+    def turn(name: str, numbers: Floats) -> str:
+        if not is_folded(name, numbers) or keep(name):
+            return "F32"
+        if "ssm_out" in name:  # in the order of the checkpoint, not as the converter has it
+            heads = numbers.reshape(len(numbers), 2, 2, -1).swapaxes(1, 2)
+            numbers[...] = heads.reshape(numbers.shape)
+        numbers[...] = folded(numbers)
+        names.append(name)
+        widths.add(numbers.shape[1])
+        return kind
+
+    write_gguf(folder / "source", folder / "first.gguf", turn)  # for the names
+    turned = {
+        "version": 1,
+        "block_size": BLOCK,
+        "transform": "normalized-sylvester-walsh-hadamard",
+        "axis": "input-last-dimension",
+        "sign_mode": "explicit",
+        "sign_widths": sorted(widths),
+        "sign_values": [sign for width in sorted(widths) for sign in signs_of(width)],
+        "weight_names": [name for name in names if name != "token_embd.weight"],
+        "inverse_weight_names": ["token_embd.weight"],
+        "gdn_v_grouped": True,
+        **said,
+    }
+    extra = {f"prism.hadamard.{key}": value for key, value in turned.items()}
+    write_gguf(folder / "source", folder / "turned.gguf", turn, **extra)
+    (folder / "first.gguf").unlink()
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3", "llama"])
+def test_it_computes_what_the_checkpoint_does(model_type: str, tmp_path: Path) -> None:
+    write_turned(model_type, tmp_path)
+    write_folder([tmp_path / "turned.gguf"], tmp_path / "folder")
+    expected = zoo.unsplit_logits(tmp_path / "source")[0][0]
+    assert zoo.worst_error([cpu_logits(tmp_path / "folder", [])[-1]], [expected]) < 1e-4
+    assert zoo.worst_error([cpu_logits(tmp_path / "folder", [2])[-1]], [expected]) < 1e-4
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "folder", [2], zoo.LAYERS))
+    assert zoo.worst_error([through_mlx[0]], [expected]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"version": 2}, "version is 2; exo reads 1"),
+        ({"transform": "dct"}, "transform is 'dct'"),
+        ({"axis": "output"}, "axis is 'output'"),
+        ({"sign_mode": "random"}, "sign_mode is 'random'"),
+        ({"sign_values": [1, -1]}, "do not fit"),
+        ({"block_size": 24}, "Hadamard matrix of 24"),
+        ({"gdn_v_grouped": False}, "gdn_v_grouped"),
+        ({"weight_names": ["output.weight"]}, "is not turned and others are"),
+        ({"experts": 4}, "exps.weight is not turned and others are"),
+    ],
+)
+def test_what_exo_would_compute_otherwise_is_refused(
+    said: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_turned("qwen3_5", tmp_path, **said)
+    with pytest.raises(ModelUnsupported, match=message):
+        write_folder([tmp_path / "turned.gguf"], tmp_path / "folder")
+
+
+def test_an_embedding_may_stand_as_it_is(tmp_path: Path) -> None:
+    write_turned("qwen3", tmp_path, lambda name: "token_embd" in name, inverse_weight_names=[])
+    assert "token_embd.weight" in read_gguf(tmp_path / "turned.gguf").tensors
+    write_folder([tmp_path / "turned.gguf"], tmp_path / "folder")
+    expected = zoo.unsplit_logits(tmp_path / "source")[0][0]
+    assert zoo.worst_error([cpu_logits(tmp_path / "folder", [])[-1]], [expected]) < 1e-4
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "folder", [2], zoo.LAYERS))
+    assert zoo.worst_error([through_mlx[0]], [expected]) < 1e-4
+
+
+def test_bytes_are_turned_as_numbers_are(tmp_path: Path) -> None:
+    """Where weights are quantized activations are, too, once they are turned."""
+    write_turned("qwen3", tmp_path, kind="Q8_0")
+    write_folder([tmp_path / "turned.gguf"], tmp_path / "folder")
+    expected = zoo.unsplit_logits(tmp_path / "source")[0][0]
+    found = cpu_logits(tmp_path / "folder", [], precise=False)[-1]
+    assert zoo.worst_error([found], [expected]) < 0.1
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "folder", [2], zoo.LAYERS))
+    assert zoo.worst_error([through_mlx[0]], [expected]) < 0.1
