@@ -23,7 +23,8 @@ def turn(model: nn.Module, hadamard: Hadamard) -> None:
         )
         width = _columns(module) if is_turned else 0
         if width in signs:
-            module.__class__ = _turned_class(type(module), is_embedding)
+            kind: Any = type(module)
+            module.__class__ = _turned_class(kind, is_embedding)
             object.__setattr__(module, "_exo_signs", signs[width])
             object.__setattr__(module, "_exo_block", hadamard.block)
 
