@@ -27,6 +27,7 @@ from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
 from exo.models.description import read_config, text_config
 from exo.models.hadamard import Hadamard
+from exo.models.prism import check_all_turned
 from exo.models.quantizers import NVFP4, quantizer_of
 
 
@@ -43,6 +44,7 @@ class CheckpointModel:
         self._quantization = Quantization.of(config)
         self._quantizer = quantizer_of(text_config(config))
         self._hadamard = Hadamard.of(config)
+        self._config = config
         self.path = path  # may be set anew: to where more of its files are
         self._layers: dict[int, native.Layer] = {}
         self._matrices: dict[str, native.Matrix] = {}
@@ -272,6 +274,9 @@ class CheckpointModel:
         of_some_rows = any(not isinstance(factor, float) for factor in arch.raw_factors.values())
         if of_some_rows and checkpoint.is_raw and isinstance(self._quantizer, NVFP4):
             raise ModelUnsupported("factors for some rows of NVFP4 weights, of one scale each")
+        scales = [name for name in checkpoint.names() if name.endswith(".scales")]
+        packed = (checkpoint.own_module(name.removesuffix(".scales")) for name in scales)
+        check_all_turned(self._config, (f"{module}.weight" for module in packed))
         layers = range(arch.n_layers)
         known = set(
             self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))
@@ -279,6 +284,8 @@ class CheckpointModel:
         if "lm_head.weight" in checkpoint:
             known |= set(checkpoint.parts("lm_head"))
         unread = {name for i in layers for name in unread_tensors(arch, checkpoint, i)}
+        if self._hadamard is not None:  # which has them
+            unread |= {name for name in checkpoint.names() if name.endswith(".signs")}
         names = set(checkpoint.names()) - unread
         if missing := known - names:
             raise ModelUnsupported(f"the checkpoint has no tensor {min(missing)}")

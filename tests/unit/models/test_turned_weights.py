@@ -1,12 +1,15 @@
-"""Files whose weights are stored turned by a Hadamard matrix, as PrismML's Bonsai 2 is."""
+"""Files whose weights are stored turned by a Hadamard matrix, as PrismML's Bonsai 2 is: GGUF, and
+for MLX."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,6 +18,8 @@ from gguf_checks import cpu_logits
 from gguf_files import write_gguf
 
 from exo.errors import ModelUnsupported
+from exo.inference.mlx.cut_model import CutModel
+from exo.models.description import read_config
 from exo.models.gguf.file import read_gguf
 from exo.models.gguf.folder import write_folder
 
@@ -114,7 +119,7 @@ def test_it_computes_what_the_checkpoint_does(model_type: str, tmp_path: Path) -
         ({"transform": "dct"}, "transform is 'dct'"),
         ({"axis": "output"}, "axis is 'output'"),
         ({"sign_mode": "random"}, "sign_mode is 'random'"),
-        ({"sign_values": [1, -1]}, "do not fit"),
+        ({"sign_values": [1, -1]}, "do not fit the widths"),
         ({"block_size": 24}, "Hadamard matrix of 24"),
         ({"gdn_v_grouped": False}, "gdn_v_grouped"),
         ({"weight_names": ["output.weight"]}, "is not turned and others are"),
@@ -148,3 +153,72 @@ def test_bytes_are_turned_as_numbers_are(tmp_path: Path) -> None:
     assert zoo.worst_error([found], [expected]) < 0.1
     [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "folder", [2], zoo.LAYERS))
     assert zoo.worst_error([through_mlx[0]], [expected]) < 0.1
+
+
+def write_pack(folder: Path, **said: Any) -> None:
+    """Weights for MLX of a random checkpoint, turned and quantized, in `pack`; and in `source` what
+    these are, turned back."""
+    config = zoo.tiny_config("qwen3_5")
+    config["text_config"] |= {"num_experts": 0, "tie_word_embeddings": False}
+    zoo.write_checkpoint("qwen3_5", folder / "source", config)
+    stored: dict[str, mx.array] = mx.load(str(folder / "source/model.safetensors"))  # type: ignore[assignment]
+    packed: dict[str, mx.array] = {}
+    names, widths = [], set()
+    for name, array in list(stored.items()):
+        if array.ndim != 2 or "in_proj_a" in name or "in_proj_b" in name or "norm" in name:
+            packed[name] = array
+            continue
+        module, width = name.removesuffix(".weight"), array.shape[1]
+        parts = mx.quantize(mx.array(folded(np.array(array))), group_size=32, bits=8)
+        back = np.array(mx.dequantize(*parts, group_size=32, bits=8)).reshape(-1, BLOCK)
+        turned_back = (back.astype(np.float64) @ hadamard()).reshape(array.shape)
+        stored[name] = mx.array((turned_back * signs_of(width)).astype(np.float32))
+        for part, made in zip(("weight", "scales", "biases"), parts, strict=True):
+            packed[f"{module}.{part}"] = made
+        packed[f"{module}.signs"] = mx.array(signs_of(width)).astype(mx.float32)
+        names.append(name)
+        widths.add(width)
+    mx.save_safetensors(str(folder / "source/model.safetensors"), stored)
+    (folder / "pack").mkdir()
+    mx.save_safetensors(str(folder / "pack/model.safetensors"), packed)
+    config |= {"model_type": "prism_hadamard_qwen35", "base_model_type": "qwen3_5"}
+    config |= {"quantization": {"bits": 8, "group_size": 32, "mode": "affine"}}
+    (folder / "pack/config.json").write_text(json.dumps(config))
+    turned = {
+        "version": 1,
+        "block_size": BLOCK,
+        "transform": "normalized-sylvester-walsh-hadamard",
+        "axis": "input-last-dimension",
+        "sign_mode": "explicit",
+        "sign_widths": sorted(widths),
+        "sign_values": [float(sign) for width in sorted(widths) for sign in signs_of(width)],
+        "weight_names": [name for name in names if "embed_tokens" not in name],
+        "inverse_weight_names": [name for name in names if "embed_tokens" in name],
+        "gdn_v_grouped": True,
+        **said,
+    }
+    said_so = {f"prism.hadamard.{key}": value for key, value in turned.items()}
+    (folder / "pack/hadamard.json").write_text(json.dumps(said_so))
+
+
+def test_weights_for_mlx_compute_what_the_checkpoint_does(tmp_path: Path) -> None:
+    write_pack(tmp_path)
+    expected = zoo.unsplit_logits(tmp_path / "source")[0][0]
+    [through_mlx, *_] = asyncio.run(zoo.split_logits(tmp_path / "pack", [2], zoo.LAYERS))
+    assert zoo.worst_error([through_mlx[0]], [expected]) < 1e-4
+    assert zoo.worst_error([cpu_logits(tmp_path / "pack", [2])[-1]], [expected]) < 1e-4
+
+
+def test_weights_for_mlx_of_which_some_are_not_turned_are_refused(tmp_path: Path) -> None:
+    write_pack(tmp_path, weight_names=["language_model.lm_head.weight"])
+    with pytest.raises(ModelUnsupported, match="is not turned and others are"):
+        cpu_logits(tmp_path / "pack", [])
+    with pytest.raises(ModelUnsupported, match="is not turned and others are"):
+        CutModel(tmp_path / "pack", mx.float32)
+
+
+def test_weights_for_mlx_without_their_signs_are_refused(tmp_path: Path) -> None:
+    write_pack(tmp_path)
+    (tmp_path / "pack/hadamard.json").unlink()
+    with pytest.raises(ModelUnsupported, match=r"hadamard\.json"):
+        read_config(tmp_path / "pack")
