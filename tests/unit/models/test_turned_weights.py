@@ -23,7 +23,7 @@ from exo.models.description import read_config
 from exo.models.gguf.file import read_gguf
 from exo.models.gguf.folder import write_folder
 
-BLOCK = 16
+BLOCK = 32
 Floats = npt.NDArray[np.float32]
 
 

@@ -24,6 +24,18 @@ void step(float* block, int64_t size, int64_t half) {
   }
 }
 
+// The steps of `half` and of twice that, at once: half the loads, the same bits.
+void two_steps(float* block, int64_t size, int64_t half) {
+  for (int64_t begin = 0; begin < size; begin += 4 * half) {
+    float* __restrict a = block + begin;
+    float* __restrict b = a + half, * __restrict c = b + half, * __restrict d = c + half;
+    for (int64_t i = 0; i < half; i++) {
+      const float ab = a[i] + b[i], a_b = a[i] - b[i], cd = c[i] + d[i], c_d = c[i] - d[i];
+      a[i] = ab + cd, b[i] = a_b + c_d, c[i] = ab - cd, d[i] = a_b - c_d;
+    }
+  }
+}
+
 }  // namespace
 
 Hadamard::Hadamard(int64_t block, std::map<int64_t, std::vector<float>> signs)
@@ -38,7 +50,9 @@ Hadamard::Hadamard(int64_t block, std::map<int64_t, std::vector<float>> signs)
 
 void Hadamard::transform(float* row, int64_t cols) const {
   for (float* block = row; block < row + cols; block += block_) {
-    for (int64_t half = 1; half < block_; half *= 2) step(block, block_, half);
+    int64_t half = 1;
+    for (; 4 * half <= block_; half *= 4) two_steps(block, block_, half);
+    if (half < block_) step(block, block_, half);
     for (int64_t i = 0; i < block_; i++) block[i] *= scale_;
   }
 }
