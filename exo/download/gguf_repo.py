@@ -14,8 +14,8 @@ _QUANTIZATION = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
-_NO_MODEL = ("mmproj", "imatrix")
-"""How files begin that go with a model: its eyes, what it was quantized by."""
+_NO_MODEL = re.compile(r"mmproj|^imatrix|[-_.]imatrix\.gguf$", re.IGNORECASE)
+"""Names of files that go with a model: its eyes, what it was quantized by."""
 
 
 def quantizations(names: Iterable[str]) -> dict[str, list[str]]:
@@ -24,7 +24,7 @@ def quantizations(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         file = PurePosixPath(name).name
-        if file.endswith(".gguf") and not file.lower().startswith(_NO_MODEL):
+        if file.endswith(".gguf") and not _NO_MODEL.search(file):
             said = _QUANTIZATION.search(file)
             found[said[1].upper() if said else _PART.sub("", file)].append(name)
     return dict(found)

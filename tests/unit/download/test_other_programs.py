@@ -135,7 +135,13 @@ def test_names_tell_quantizations() -> None:
             "M-IQ4_XS.gguf",
             "M-BF16.gguf",
             "gpt-oss-20b-MXFP4.gguf",
+            "Ternary-Bonsai-2-27B-PQ2_0.gguf",
+            "Ternary-Bonsai-2-27B-PTQ1_0.gguf",
+            "Ternary-Bonsai-27B-Q2_g64.gguf",
             "mmproj-F16.gguf",
+            "Ternary-Bonsai-27B-mmproj-Q8_0.gguf",
+            "imatrix.gguf",
+            "M-imatrix.gguf",
             "special.gguf",
             "README.md",
         ]
@@ -149,5 +155,8 @@ def test_names_tell_quantizations() -> None:
         "IQ4_XS": ["M-IQ4_XS.gguf"],
         "BF16": ["M-BF16.gguf"],
         "MXFP4": ["gpt-oss-20b-MXFP4.gguf"],
+        "PQ2_0": ["Ternary-Bonsai-2-27B-PQ2_0.gguf"],
+        "PTQ1_0": ["Ternary-Bonsai-2-27B-PTQ1_0.gguf"],
+        "Q2_G64": ["Ternary-Bonsai-27B-Q2_g64.gguf"],
         "special": ["special.gguf"],
     }
