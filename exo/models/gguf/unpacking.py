@@ -58,11 +58,3 @@ def nvfp4(blocks: Bytes) -> tuple[Bytes, Bytes]:
     halves = blocks[:, 4:].reshape(-1, 4, 8)
     values = np.concatenate([halves & 15, halves >> 4], axis=2)
     return (values[..., ::2] | values[..., 1::2] << 4).reshape(len(blocks), 32), scales
-
-
-def mxfp4_of_pairs(blocks: Bytes) -> Bytes:
-    """MXFP4 as ggml has it, [n, 17], of blocks whose bytes hold neighbours: ggml's hold column i
-    and i + 16."""
-    neighbours = blocks[:, 1:]
-    columns = np.stack([neighbours & 15, neighbours >> 4], axis=-1).reshape(-1, 32)
-    return np.concatenate([blocks[:, :1], columns[:, :16] | columns[:, 16:] << 4], axis=1)

@@ -1,5 +1,5 @@
-"""Formats that the `gguf` package does not read: those of PrismML's Bonsai models, and MXFP4 as
-Ollama wrote it in August 2025. The blocks are read here number by number."""
+"""Formats that the `gguf` package does not read: those of PrismML's Bonsai models. The blocks are
+read here number by number."""
 
 from __future__ import annotations
 
@@ -48,19 +48,11 @@ def base_three(block: Block) -> list[float]:
     return [(digit - 1) * half(block, 26) for digit in digits]
 
 
-def four_bits(block: Block) -> list[float]:
-    of_a_half = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    values = of_a_half + [-value for value in of_a_half]
-    nibbles = [nibble for byte in block[1:] for nibble in (byte & 15, byte >> 4)]
-    return [values[nibble] * 2.0 ** (int(block[0]) - 127) for nibble in nibbles]
-
-
 FORMATS: dict[str, tuple[int, int, Callable[[Block], list[float]]]] = {
     "Q1_0": (128, 18, one_bit),
     "Q2_0": (64, 18, two_bits),
     "PQ2_0": (128, 34, two_bits),
     "PTQ1_0": (128, 28, base_three),
-    "MXFP4_PAIRS": (32, 17, four_bits),
 }
 
 
@@ -74,12 +66,9 @@ def test_both_engines_hold_the_numbers_of_the_file(name: str) -> None:
     rng = np.random.default_rng(3)
     data = rng.integers(0, 256, (37, 512 // columns * size), dtype=np.uint8)
     blocks = data.reshape(-1, size)
-    if name == "MXFP4_PAIRS":
-        blocks[:, 0] = rng.integers(120, 130, len(blocks))
-    else:
-        at = size - 2 if name == "PTQ1_0" else 0
-        scales = rng.uniform(-1, 1, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = scales[:, None].view(np.uint8)
+    at = size - 2 if name == "PTQ1_0" else 0
+    of_blocks = rng.uniform(-1, 1, len(blocks)).astype(np.float16)
+    blocks[:, at : at + 2] = of_blocks[:, None].view(np.uint8)
     expected = np.array([read(block) for block in blocks], np.float32).reshape(37, 512)
     tensor = Tensor("w", name, (37, 512), data.reshape(-1))
     packed = _pack(None, {"weight": tensor})
