@@ -41,21 +41,6 @@ class Hadamard:
         }
         return {"block_size": self.block, "signs": signs, "embedding": self.embedding}
 
-    def turned(self, rows: Floats) -> Floats:
-        """R of each row [rows, columns]."""
-        columns = rows.shape[-1]
-        if columns not in self.signs:
-            return rows
-        x = (rows * self.signs[columns]).reshape(-1, self.block)
-        half = 1
-        while half < self.block:
-            pairs = x.reshape(-1, 2, half)
-            low, high = pairs[:, 0], pairs[:, 1]
-            x = np.stack([low + high, low - high], axis=1)
-            half *= 2
-        scaled: Floats = x.reshape(rows.shape) * np.float32(self.block**-0.5)
-        return scaled
-
 
 UNTURNED = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 """Linear layers that read what is turned for others, and are stored as they are."""

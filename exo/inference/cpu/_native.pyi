@@ -287,6 +287,7 @@ class Slice:
 
 class Hadamard:
     def __init__(self, block: int, signs: Mapping[int, list[float]]) -> None: ...
+    def turned(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
 
 class Model:
     layers: list[Layer]

@@ -19,7 +19,7 @@ from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
 from exo.models.gguf.names import TENSOR_SCALE
 from exo.models.gguf.unpacking import NVFP4_BYTES, TWO_BITS, nvfp4, two_bits
-from exo.models.hadamard import UNTURNED, Hadamard
+from exo.models.hadamard import UNTURNED
 from exo.models.quantizers import Affine, Float4, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
@@ -40,7 +40,7 @@ class Packer:
         quantization: Quantization,
         factors: Mapping[str, Factor],
         on_bytes: OnBytes,
-        hadamard: Hadamard | None = None,
+        hadamard: native.Hadamard | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self._quantization = quantization

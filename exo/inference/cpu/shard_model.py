@@ -43,7 +43,11 @@ class CheckpointModel:
         self.architecture: Architecture = architecture(config)
         self._quantization = Quantization.of(config)
         self._quantizer = quantizer_of(text_config(config))
-        self._hadamard = Hadamard.of(config)
+        self._hadamard = hadamard = Hadamard.of(config)
+        self._turning: native.Hadamard | None = None
+        if hadamard is not None:
+            signs = {width: as_list(own) for width, own in hadamard.signs.items()}
+            self._turning = native.Hadamard(hadamard.block, signs)
         self._config = config
         self.path = path  # may be set anew: to where more of its files are
         self._layers: dict[int, native.Layer] = {}
@@ -82,7 +86,7 @@ class CheckpointModel:
 
     def _packer(self, checkpoint: CanonicalCheckpoint, on_bytes: OnBytes) -> Packer:
         factors = self.architecture.raw_factors if checkpoint.is_raw else {}
-        return Packer(checkpoint, self._quantization, factors, on_bytes, self._hadamard)
+        return Packer(checkpoint, self._quantization, factors, on_bytes, self._turning)
 
     def build(
         self,
@@ -138,10 +142,8 @@ class CheckpointModel:
                     self._matrices[module] = matrix
             model = native.Model(self._spec(precise, kv_bits, cache_limit()))
             model.ropes = [_native_rope(rope) for rope in self._ropes]
-            if self._hadamard is not None:
-                signs = {width: as_list(own) for width, own in self._hadamard.signs.items()}
-                turning = native.Hadamard(self._hadamard.block, signs)
-                model.set_hadamard(turning, self._hadamard.embedding)
+            if self._hadamard is not None and self._turning is not None:
+                model.set_hadamard(self._turning, self._hadamard.embedding)
             model.layers = [self._layers[index] for index in range(start, end)]
             if start == 0:
                 model.embedding = self._matrices["model.embed_tokens"]

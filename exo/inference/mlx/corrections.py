@@ -25,16 +25,22 @@ def check_packed(config: Mapping[str, Any]) -> None:
         )
 
 
+def _mixed(block: Any, x: mx.array, gates: mx.array, ranks: mx.array, top: int) -> mx.array:
+    """What the experts of the `top` highest ranks give, by their gates, whose sum is made 1."""
+    chosen = mx.argpartition(-ranks, kth=top - 1, axis=-1)[..., :top]
+    scores = mx.take_along_axis(gates, chosen, axis=-1)
+    scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
+    mixed: mx.array = (block.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2)
+    return mixed.astype(x.dtype)
+
+
 class _NormedHunyuan(hunyuan.MoeBlock):
     """The weights of a token's experts have a sum of 1, as in the reference (`topk_weights /
     weight_sum`) and llama.cpp; mlx-lm's class takes them as softmax over all gave them."""
 
     def __call__(self, x: mx.array) -> mx.array:
         gates = mx.softmax(self.gate(x), axis=-1, precise=True)
-        chosen = mx.argpartition(-gates, kth=self.top_k - 1, axis=-1)[..., : self.top_k]
-        scores = mx.take_along_axis(gates, chosen, axis=-1)
-        scores = scores / scores.sum(axis=-1, keepdims=True)
-        mixed = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2).astype(x.dtype)
+        mixed = _mixed(self, x, gates, gates, self.top_k)
         return mixed + self.shared_mlp(x) if self.use_shared_mlp else mixed
 
 
@@ -45,10 +51,7 @@ class _BiasedErnie(ernie4_5_moe.Ernie4_5_MoeMLP):
     def __call__(self, x: mx.array) -> mx.array:
         gates = self.gate_act(self.gate(x).astype(mx.float32))
         biased = gates + self.moe_statics.e_score_correction_bias
-        chosen = mx.argpartition(-biased, kth=self.k - 1, axis=-1)[..., : self.k]
-        scores = mx.take_along_axis(gates, chosen, axis=-1)
-        scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
-        mixed = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2).astype(x.dtype)
+        mixed = _mixed(self, x, gates, biased, self.k)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(x)
 
 

@@ -54,6 +54,25 @@ def is_folded(name: str, numbers: Floats) -> bool:
     return numbers.ndim == 2 and not any(part in name for part in kept)
 
 
+def description(names: list[str], widths: set[int], said: dict[str, Any]) -> dict[str, Any]:
+    """What is said of turned weights of these names and widths, and `said` besides or instead."""
+    tables = [name for name in names if "embd" in name or "embed_tokens" in name]
+    turned = {
+        "version": 1,
+        "block_size": BLOCK,
+        "transform": "normalized-sylvester-walsh-hadamard",
+        "axis": "input-last-dimension",
+        "sign_mode": "explicit",
+        "sign_widths": sorted(widths),
+        "sign_values": [sign for width in sorted(widths) for sign in signs_of(width)],
+        "weight_names": [name for name in names if name not in tables],
+        "inverse_weight_names": tables,
+        "gdn_v_grouped": True,
+        **said,
+    }
+    return {f"prism.hadamard.{key}": value for key, value in turned.items()}
+
+
 def write_turned(
     model_type: str,
     folder: Path,
@@ -83,20 +102,7 @@ def write_turned(
         return kind
 
     write_gguf(folder / "source", folder / "first.gguf", turn)  # for the names
-    turned = {
-        "version": 1,
-        "block_size": BLOCK,
-        "transform": "normalized-sylvester-walsh-hadamard",
-        "axis": "input-last-dimension",
-        "sign_mode": "explicit",
-        "sign_widths": sorted(widths),
-        "sign_values": [sign for width in sorted(widths) for sign in signs_of(width)],
-        "weight_names": [name for name in names if name != "token_embd.weight"],
-        "inverse_weight_names": ["token_embd.weight"],
-        "gdn_v_grouped": True,
-        **said,
-    }
-    extra = {f"prism.hadamard.{key}": value for key, value in turned.items()}
+    extra = description(names, widths, said)
     write_gguf(folder / "source", folder / "turned.gguf", turn, **extra)
     (folder / "first.gguf").unlink()
 
@@ -184,20 +190,9 @@ def write_pack(folder: Path, **said: Any) -> None:
     config |= {"model_type": "prism_hadamard_qwen35", "base_model_type": "qwen3_5"}
     config |= {"quantization": {"bits": 8, "group_size": 32, "mode": "affine"}}
     (folder / "pack/config.json").write_text(json.dumps(config))
-    turned = {
-        "version": 1,
-        "block_size": BLOCK,
-        "transform": "normalized-sylvester-walsh-hadamard",
-        "axis": "input-last-dimension",
-        "sign_mode": "explicit",
-        "sign_widths": sorted(widths),
-        "sign_values": [float(sign) for width in sorted(widths) for sign in signs_of(width)],
-        "weight_names": [name for name in names if "embed_tokens" not in name],
-        "inverse_weight_names": [name for name in names if "embed_tokens" in name],
-        "gdn_v_grouped": True,
-        **said,
-    }
-    said_so = {f"prism.hadamard.{key}": value for key, value in turned.items()}
+    said_so = description(names, widths, said)
+    values = "prism.hadamard.sign_values"
+    said_so[values] = [float(sign) for sign in said_so[values]]  # as they are there
     (folder / "pack/hadamard.json").write_text(json.dumps(said_so))
 
 

@@ -127,6 +127,14 @@ nb::ndarray<nb::numpy, float> read_rows(const Matrix& matrix, const Tokens& rows
   return as_array(std::move(out), rows.size(), static_cast<size_t>(matrix.cols));
 }
 
+nb::ndarray<nb::numpy, float> turned(const Hadamard& hadamard, const Floats& rows) {
+  const size_t count = rows.shape(0), cols = rows.shape(1);
+  std::vector<float> out(rows.data(), rows.data() + count * cols);
+  for (size_t i = 0; i < count; i++)
+    hadamard.turn(out.data() + i * cols, static_cast<int64_t>(cols));
+  return as_array(std::move(out), count, cols);
+}
+
 uint64_t read_all_bytes(const Bytes& values) {
   const uint8_t* data = values.data();
   const int64_t size = static_cast<int64_t>(values.size());
@@ -450,7 +458,8 @@ NB_MODULE(_native, m) {
            nb::arg("start"), nb::arg("length"), nb::arg("logits"), nb::arg("keeps") = false);
   nb::class_<Hadamard>(m, "Hadamard")
       .def(nb::init<int64_t, std::map<int64_t, std::vector<float>>>(), nb::arg("block"),
-           nb::arg("signs"));
+           nb::arg("signs"))
+      .def("turned", &turned, nb::arg("rows"));
   nb::class_<Model>(m, "Model")
       .def(nb::init<const Spec&>(), nb::arg("spec"))
       .def_rw("layers", &Model::layers)

@@ -79,9 +79,9 @@ void Model::latent_attention(const Layer& layer, int index) {
     const float *cos = cos_[r].data() + i * pairs, *sin = sin_[r].data() + i * pairs;
     k.rotate(q, spec_.heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
     k.rotate(key, 1, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
-    const float scale = query_scale(layer, row_[at_least(i)].position);
-    for (int64_t d = 0; d < heads * hd; d++) q[d] *= scale;
     const Row& row = row_[at_least(i)];
+    const float scale = query_scale(layer, row.position);
+    for (int64_t d = 0; d < heads * hd; d++) q[d] *= scale;
     uint8_t* page = pages_[row.slice][row.position / kPageTokens];
     const int slot = static_cast<int>(row.position % kPageTokens);
     const KVView kv = cache_->view(nullptr, index, 0);

@@ -12,6 +12,7 @@ from exo.models.gguf.families.family import (
     GGUFFamily,
     Metadata,
     joined_there_too,
+    qkv_rows,
     turned_share,
 )
 
@@ -170,9 +171,9 @@ def _nemotron_nas(metadata: Metadata, config: Config) -> Config:
 
 
 def _rows_of_block(config: Config, layer: int) -> tuple[int, int, int]:
-    dim, heads = config["head_dim"], config["num_attention_heads"]
+    heads = config["num_attention_heads"]
     group = config["block_configs"][layer]["attention"].get("n_heads_in_group", heads)
-    return heads * dim, heads // group * dim, heads // group * dim
+    return qkv_rows(heads, heads // group, config["head_dim"])
 
 
 def _exaone4(metadata: Metadata, config: Config) -> Config:

@@ -93,11 +93,15 @@ def _nothing_own(metadata: Metadata, config: Config) -> Config:
     return {}
 
 
+def qkv_rows(heads: int, kv_heads: int, dim: int) -> tuple[int, int, int]:
+    """Of queries, keys and values, by how many heads there are and their size."""
+    return heads * dim, kv_heads * dim, kv_heads * dim
+
+
 def rows_of_heads(config: Config, layer: int) -> tuple[int, int, int]:
     """Of a layer's queries, keys and values."""
-    dim = config["head_dim"]
-    kv = config["num_key_value_heads"] * dim
-    return config["num_attention_heads"] * dim, kv, kv
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    return qkv_rows(heads, kv_heads, config["head_dim"])
 
 
 def joined_there_too(config: Config, layer: int) -> None:

@@ -12,6 +12,7 @@ from exo.models.gguf.families.family import (
     Metadata,
     experts,
     layer_kinds,
+    qkv_rows,
     shared,
     turned_share,
 )
@@ -150,14 +151,12 @@ def _step(metadata: Metadata, config: Config) -> Config:
 def _step_rows(config: Config, layer: int) -> tuple[int, int, int]:
     slides = config["layer_types"][layer] == "sliding_attention"
     own = config["attention_other_setting"] if slides else config
-    dim = config["head_dim"]
-    kv = own["num_attention_groups"] * dim
-    return own["num_attention_heads"] * dim, kv, kv
+    return qkv_rows(own["num_attention_heads"], own["num_attention_groups"], config["head_dim"])
 
 
 def _laguna_rows(config: Config, layer: int) -> tuple[int, int, int]:
-    kv = config["num_key_value_heads"] * config["head_dim"]
-    return config["num_attention_heads_per_layer"][layer] * config["head_dim"], kv, kv
+    heads = config["num_attention_heads_per_layer"][layer]
+    return qkv_rows(heads, config["num_key_value_heads"], config["head_dim"])
 
 
 GATED: Mapping[str, GGUFFamily] = {

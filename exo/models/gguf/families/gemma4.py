@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import SANDWICH
-from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, experts
+from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, experts, qkv_rows
 
 _NO_TURN = 1e29
 """A frequency's factor that stands for none: they write 1e30."""
@@ -76,9 +76,9 @@ def _config(metadata: Metadata, config: Config) -> Config:
 
 def _qkv_rows(config: Config, layer: int) -> tuple[int, int, int]:
     is_full = config["layer_types"][layer] == "full_attention"
+    kv_heads = config["num_global_key_value_heads" if is_full else "num_key_value_heads"]
     dim = config["global_head_dim" if is_full else "head_dim"]
-    kv = config["num_global_key_value_heads" if is_full else "num_key_value_heads"] * dim
-    return config["num_attention_heads"] * dim, kv, kv
+    return qkv_rows(config["num_attention_heads"], kv_heads, dim)
 
 
 GEMMA4 = GGUFFamily(
