@@ -34,7 +34,7 @@ def lm_studio_folders() -> list[Path]:
 def ollama_folders() -> list[Path]:
     """Where Ollama keeps models: manifests, and blobs by digest. As a service of Linux it has a
     home of its own, which its installer lets the user read."""
-    if (said := os.environ.get("OLLAMA_MODELS")) is not None:
+    if said := os.environ.get("OLLAMA_MODELS"):
         return [Path(said)]
     folders = [Path.home() / ".ollama/models", _OF_SERVICE]
     return [folder for folder in folders if os.access(folder, os.R_OK | os.X_OK)]

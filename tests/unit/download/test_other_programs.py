@@ -13,7 +13,7 @@ from gguf_files import write_gguf
 
 from exo.cli.main import main
 from exo.download.gguf_repo import quantizations
-from exo.download.other_programs import found_gguf
+from exo.download.other_programs import found_gguf, ollama_folders
 from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest, ModelNotFound
 
@@ -63,6 +63,15 @@ def test_they_are_found_used_and_left_alone(machine: Path) -> None:
         with pytest.raises(InvalidRequest, match=r"belongs to (LM Studio|Ollama); delete it there"):
             store.remove(name)
         assert (folder_file := listed[name].path) is not None and folder_file.is_file()
+
+
+@pytest.mark.parametrize("said", ["", "{home}/.ollama/models"])
+def test_where_ollama_keeps_models_is_as_it_takes_it(
+    said: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that is set to nothing says nothing."""
+    monkeypatch.setenv("OLLAMA_MODELS", said.format(home=machine))
+    assert ollama_folders()[0] == machine / ".ollama/models"
 
 
 def test_ollama_s_service_has_a_home_of_its_own(
