@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
-from exo.models.prism import PACK, config_of_pack
 from exo.models.tensor_table import tensors_of, weight_files
 from exo.shard import Shard
 
@@ -86,8 +85,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The model's config.json.
 
     Raises:
-        ModelUnsupported: there is none, it is not a JSON object with a model_type, or it is of
-            turned weights (exo/models/prism.py) that exo does not read.
+        ModelUnsupported: there is none, or it is not a JSON object with a model_type.
     """
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
@@ -95,7 +93,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ModelUnsupported(f"{path} has no readable config.json: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelUnsupported(f"{path / 'config.json'} names no model_type")
-    return config_of_pack(config, path) if config["model_type"] == PACK else config
+    return config
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from exo.errors import ModelUnsupported
 from exo.models.hadamard import Floats, Hadamard
 
 PACK = "prism_hadamard_qwen35"
-"""What config.json calls the architecture of weights for MLX."""
+"""What config.json calls the architecture of weights for MLX, as mlx-lm does."""
 
 _PREFIX = "prism.hadamard."
 _WANTED = {

@@ -27,7 +27,7 @@ from exo.inference.cpu.quantization import Quantization
 from exo.models.checkpoint import INTEGERS, Checkpoint
 from exo.models.description import read_config, text_config
 from exo.models.hadamard import Hadamard
-from exo.models.prism import check_all_turned
+from exo.models.prism import PACK, check_all_turned, config_of_pack
 from exo.models.quantizers import NVFP4, quantizer_of
 
 
@@ -40,6 +40,8 @@ class CheckpointModel:
 
     def __init__(self, path: Path) -> None:
         config = read_config(path)
+        if config["model_type"] == PACK:
+            config = config_of_pack(config, path)
         self.architecture: Architecture = architecture(config)
         self._quantization = Quantization.of(config)
         self._quantizer = quantizer_of(text_config(config))

@@ -43,7 +43,6 @@ from exo.inference.mlx.trace import (
 from exo.inference.mlx.turned import turn
 from exo.models.description import read_config, text_config
 from exo.models.hadamard import Hadamard
-from exo.models.prism import check_all_turned
 from exo.models.quantizers import quantizer_of
 from exo.models.tensor_table import absent_tensors, is_gguf
 
@@ -137,9 +136,8 @@ class CutModel:
         self._dtype = dtype
         self._absent = absent_tensors(path) if absent is None else absent
         self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
-        self._said = read_config(path)
-        self._hadamard = Hadamard.of(self._said)
-        config = text_config(self._said)
+        config = text_config(read_config(path))
+        self._hadamard = Hadamard.of(config)
         quantizer = quantizer_of(config)
         if quantizer is not None:
             check_packed(config)
@@ -179,7 +177,7 @@ class CutModel:
                 self._path,
                 lazy=True,
                 strict=self._gguf is None,
-                model_config=self._config_instead(),
+                model_config=self._repacked.config if self._repacked is not None else None,
                 get_model_classes=classes_given(self._weights),
             )
         except _BUILD_ERRORS as error:
@@ -197,21 +195,10 @@ class CutModel:
             model.set_dtype(self._dtype)
         return model, config
 
-    def _config_instead(self) -> dict[str, Any] | None:
-        """What to tell mlx-lm where config.json says it otherwise."""
-        if self._repacked is not None:
-            return self._repacked.config
-        return None if self._hadamard is None else {"model_type": self._said["model_type"]}
-
     def _weights(self, stored: Weights) -> Weights:
         """What mlx-lm's class is to make of the files' tensors."""
         if self._gguf is not None:
             return self._gguf.stand_ins()
-        if self._hadamard is not None:
-            scales = [n for n in stored if n.endswith(".scales") and n.startswith("language_model")]
-            packed = (f"{name.removesuffix('.scales')}.weight" for name in scales)
-            check_all_turned(self._said, packed)
-            stored = {name: array for name, array in stored.items() if not name.endswith(".signs")}
         here = without(stored, self._absent)
         return here if self._repacked is None else self._repacked.weights(here)
 

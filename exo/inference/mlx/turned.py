@@ -1,5 +1,6 @@
-"""Linear layers of mlx-lm's classes whose weights are stored turned by a Hadamard matrix: what they
-are multiplied by is turned first (exo/models/hadamard.py)."""
+"""Linear layers of mlx-lm's classes whose weights a GGUF file has turned by a Hadamard matrix: what
+they are multiplied by is turned first (exo/models/hadamard.py). Of weights that were turned for MLX
+(exo/models/prism.py) mlx-lm has a class of its own."""
 
 from __future__ import annotations
 
