@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-HOSTS = {"exo-test-a": "10.77.3.1", "exo-test-b": "10.77.9.2"}  # one /20: a /24 would part them
+# One /20: a /24 would part them. Called by process: tests run side by side, and the names of
+# namespaces are the machine's.
+HOSTS = {f"exo-{os.getpid()}-a": "10.77.3.1", f"exo-{os.getpid()}-b": "10.77.9.2"}
 
 pytestmark = pytest.mark.skipif(
     shutil.which("ip") is None or os.geteuid() != 0, reason="needs root and iproute2"
