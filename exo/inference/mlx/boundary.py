@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.kimi_k3 import ResidualBlocks
 
 from exo.errors import InvalidFrame
 
@@ -35,13 +37,34 @@ class PerToken:
 
     @property
     def has_batch_axis(self) -> bool:
-        """Whether the first axis counts sequences."""
-        return self.axis > 0 and self.shape[0] == 1
+        """Whether the axis before that of the tokens counts sequences."""
+        return self.axis > 0 and self.shape[self.axis - 1] == 1
+
+    def to_one_of_each(self, array: mx.array) -> mx.array:
+        """Of one token each of several sequences, [sequences, features]."""
+        return mx.moveaxis(array, self.axis - 1, 0).reshape(array.shape[self.axis - 1], -1)
 
     def from_one_of_each(self, rows: mx.array) -> mx.array:
         """Rows that are one token each of as many sequences."""
-        shape = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)][1:]
-        return rows.reshape(-1, *shape).astype(self.dtype)
+        others = [1 if axis == self.axis else size for axis, size in enumerate(self.shape)]
+        del others[self.axis - 1]
+        array = rows.reshape(-1, *others).astype(self.dtype)
+        return mx.moveaxis(array, 0, self.axis - 1)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """The template of Kimi K3's residual blocks: the hidden states that its layers mix, more of
+    them after each block of layers, [blocks, 1, tokens, hidden]."""
+
+    part: PerToken
+    eps: float
+
+    def fill(self, states: mx.array) -> ResidualBlocks:
+        blocks = ResidualBlocks(self.eps)
+        for block in states:
+            blocks.append(block)
+        return blocks
 
 
 @dataclass(frozen=True)
@@ -70,7 +93,7 @@ class Boundary:
         sequence."""
         pairs = zip(flat(self.template), flat(returned), strict=True)
         rows = [
-            array.reshape(array.shape[0], -1) if one_of_each else part.to_rows(array)
+            part.to_one_of_each(array) if one_of_each else part.to_rows(array)
             for part, array in pairs
             if isinstance(part, PerToken)
         ]
@@ -88,6 +111,8 @@ class Boundary:
         def fill(node: Any) -> Any:
             if isinstance(node, (list, tuple)):
                 return type(node)(fill(item) for item in node)
+            if isinstance(node, Residuals):
+                return node.fill(fill(node.part))
             if isinstance(node, PerToken):
                 start, end = next(columns)
                 mine = rows[:, start:end]
@@ -101,8 +126,19 @@ def flat(value: Any) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from flat(item)
+    elif isinstance(value, ResidualBlocks):
+        yield value.raw
+    elif isinstance(value, Residuals):
+        yield value.part
     else:
         yield value
+
+
+def as_it_is(value: Any) -> Any:
+    """The value as it is now: what layers add to is copied."""
+    if isinstance(value, (list, tuple)):
+        return tuple(as_it_is(item) for item in value)
+    return copy(value) if isinstance(value, ResidualBlocks) else value
 
 
 def leaves_of(value: Any, kind: type) -> Iterator[Any]:

@@ -74,6 +74,18 @@ def kept(model: nn.Module, weights: Mapping[str, mx.array]) -> dict[str, mx.arra
     return found
 
 
+_COMPUTED_ONCE = ("_attn_res_w_eff", "_mlp_res_w_eff", "_output_res_w_eff", "_step")
+
+
+def forget_computed(model: nn.Module) -> None:
+    """Kimi K3's layers keep what they once computed of their weights, and on Metal a compiled step
+    with the weights in it: where these give way to others, it would go on with those of before."""
+    for module in model.modules():
+        for name in _COMPUTED_ONCE:
+            if getattr(module, name, None) is not None:
+                setattr(module, name, None)
+
+
 def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Falcon-H1's keys have a factor (`key_multiplier`, 0.03 to 0.4 in the models there are), which
     mlx-lm and what it converted leave out: its `sanitize` looks for a `key_proj` that no checkpoint

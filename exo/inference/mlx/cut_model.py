@@ -14,6 +14,7 @@ result needs it. `n_layers` layers are built and only the shard's are ever in me
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,8 +29,8 @@ from mlx_lm.utils import load_model
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.absent import Weights, classes_given, depend_on_absent, without
-from exo.inference.mlx.boundary import Boundary
-from exo.inference.mlx.corrections import check_packed, correct
+from exo.inference.mlx.boundary import Boundary, as_it_is
+from exo.inference.mlx.corrections import check_packed, correct, forget_computed
 from exo.inference.mlx.gguf_weights import GGUFWeights
 from exo.inference.mlx.host_linear import is_on_host
 from exo.inference.mlx.repacked import Repacked
@@ -45,6 +46,8 @@ from exo.models.description import read_config, text_config
 from exo.models.hadamard import Hadamard
 from exo.models.quantizers import quantizer_of
 from exo.models.tensor_table import absent_tensors, is_gguf
+
+logger = logging.getLogger(__name__)
 
 # What mlx-lm's classes raise on a configuration they do not understand; one of them (olmo) exits
 # the process when a package is missing.
@@ -86,8 +89,9 @@ class Cut:
         self, index: int, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self.trace is not None:
+            arguments = as_it_is((*args, *kwargs.values()))
             returned = call(*args, **kwargs)
-            self.trace.append(Call(index, (*args, *kwargs.values()), returned))
+            self.trace.append(Call(index, arguments, as_it_is(returned)))
             return returned
         if self.passive:
             return call(*args, **kwargs)
@@ -156,9 +160,10 @@ class CutModel:
             layer.__class__ = _cut_class(kind)
             object.__setattr__(layer, "_exo_cut", self._cut)
             object.__setattr__(layer, "_exo_index", index)
-        self.boundaries, self.cuts, self.uncuttable = self._trace()
         self._used: dict[tuple[int, int], frozenset[int]] = {}
         """By range of layers, which of the caches' leaves they keep something in."""
+        self.boundaries, self.cuts, self.uncuttable = self._trace()
+        forget_computed(self.model)
 
     @property
     def model_type(self) -> str:
@@ -377,7 +382,8 @@ class CutModel:
             token = mx.zeros((1,), mx.int32)
             try:
                 self.forward(cut, self.n_layers, token, rows, self.new_caches(), logits=1)
-            except _BUILD_ERRORS:
+            except _BUILD_ERRORS as error:
+                logger.info("%s cannot be cut at layer %d: %r", self.model_type, cut, error)
                 refused[cut] = "later layers need more of earlier ones than the hidden states"
         return refused
 
@@ -401,6 +407,7 @@ class CutModel:
         for index, layer in enumerate(self.layers):
             if index not in in_memory:
                 layer.update(fresh.layers[index].parameters())
+        forget_computed(self.model)
         inside = {id(module) for layer in fresh.layers for module in layer.modules()}
         own = dict(self.model.named_modules())
         for name, module in fresh.named_modules():
@@ -417,6 +424,7 @@ class CutModel:
         fresh, _ = self.build()
         for index in indices:
             self.layers[index].update(fresh.layers[index].parameters())
+        forget_computed(self.model)
 
     def outer_modules(self) -> list[nn.Module]:
         """The modules that belong to no layer: embedding, norms, head."""

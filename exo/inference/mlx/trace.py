@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.kimi_k3 import ResidualBlocks
 
 from exo.inference.mlx import caches as kv
-from exo.inference.mlx.boundary import Boundary, PerToken, flat, leaves_of
+from exo.inference.mlx.boundary import Boundary, PerToken, Residuals, flat, leaves_of
 
 TRACE_TOKENS = (5, 7)
 """Tokens of the two traced steps; sizes that no other axis of a model has by chance."""
@@ -35,6 +36,9 @@ def _template(first: Any, second: Any) -> Any:
     with the tokens of the step (and not with those before, as its keys do), else None."""
     if isinstance(first, (list, tuple)):
         return tuple(_template(a, b) for a, b in zip(first, second, strict=True))
+    if isinstance(first, ResidualBlocks):
+        part = _template(first.raw, second.raw)
+        return Residuals(part, first.eps) if part is not None else None
     if isinstance(first, mx.array) and isinstance(second, mx.array):
         for axis, sizes in enumerate(zip(first.shape, second.shape, strict=True)):
             if sizes == TRACE_TOKENS:
