@@ -241,6 +241,7 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
         "Muse Glimmer Q4_0": "muse_glimmer",
         "Laguna Q4_0": "laguna",
         "Qwen3-Next Q4_0": "qwen3_next",
+        "Kimi Linear Q4_0": "kimi_linear",
     }
     for label, family in kinds.items():
         if not label.startswith(only):

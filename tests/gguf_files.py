@@ -79,6 +79,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
+    "kimi_linear": "kimi-linear",
 }
 """`general.architecture` by model_type."""
 
@@ -184,6 +185,8 @@ def _own_name(name: str, names: Any) -> str:
         return f"blk.{layer}.{_GEMMAS[part]}"
     if name.endswith("pre_ff_layernorm.weight"):  # whose name llama.cpp's converter writes so
         return f"blk.{name.split('.')[2]}.ffn_norm"
+    if convolution := re.fullmatch(r"(.*\.[qkv]_conv)\.conv", module):
+        module = f"{convolution[1]}1d"
     found = names.get_name(module)
     assert found is not None, module
     return f"{found}.{kind}"
@@ -194,11 +197,13 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
     `_LinearAttentionVReorderBase` in its conversion/qwen.py."""
     if name.endswith("A_log"):
         numbers = -np.exp(numbers)
+    if name.endswith("_conv.conv.weight"):
+        return numbers.squeeze(-1)[None, :, None]
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         numbers = numbers.squeeze(-1)
     if name.endswith("shared_expert_gate.weight"):
         numbers = numbers.squeeze(0)
-    if name.endswith((".D", ".A_log")) and "linear_attn" not in name:
+    if name.endswith((".D", ".A_log")) and "linear_attn" not in name and numbers.ndim == 1:
         numbers = numbers[:, None]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         numbers = numbers.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
@@ -267,15 +272,15 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
         rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
         written |= {
             "attention.head_count_kv": 1,
-            "attention.q_lora_rank": config["q_lora_rank"],
+            "attention.q_lora_rank": config.get("q_lora_rank"),
             "attention.kv_lora_rank": rank,
             "attention.key_length": rank + turned,
             "attention.value_length": rank,
             "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
             "attention.value_length_mla": config["v_head_dim"],
             "rope.dimension_count": turned,
-            "expert_count": config["n_routed_experts"],
-            "expert_shared_count": config["n_shared_experts"],
+            "expert_count": config.get("n_routed_experts", config.get("num_experts")),
+            "expert_shared_count": config.get("n_shared_experts", config.get("num_shared_experts")),
             "expert_weights_scale": config["routed_scaling_factor"],
             "expert_weights_norm": config["model_type"] != "deepseek_v2",
             "expert_gating_func": 1 if config["model_type"] in ("deepseek_v2", "mistral4") else 2,
@@ -391,6 +396,17 @@ def _mistral4(config: dict[str, Any]) -> dict[str, Any]:
         "rope.freq_base": rope["rope_theta"],
         "attention.temperature_scale": rope["llama_4_scaling_beta"],
         "attention.temperature_length": rope["original_max_position_embeddings"],
+    }
+
+
+def _kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
+    """See KimiLinearModel of llama.cpp's conversion/kimi_linear.py."""
+    layers, own = config["num_hidden_layers"], config["linear_attn_config"]
+    return {
+        "attention.head_count_kv": [int(i + 1 in own["full_attn_layers"]) for i in range(layers)],
+        "kda.head_dim": own["head_dim"],
+        "ssm.conv_kernel": own["short_conv_kernel_size"],
+        "expert_used_count": config["num_experts_per_token"],
     }
 
 
@@ -579,6 +595,7 @@ def _ling(config: dict[str, Any]) -> dict[str, Any]:
 
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
+    "kimi_linear": _kimi_linear,
     "gemma3n": _gemma3n,
     "gemma4_text": _gemma4,
     "deepseek_v2": _deepseek_v2,

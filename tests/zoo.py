@@ -266,7 +266,7 @@ STEP_FLASH: dict[str, Any] = {
 _LINEAR_ATTENTION = {
     "kda_layers": [1, 2, 4, 5],
     "full_attn_layers": [3, 6],
-    "num_heads": 2,
+    "num_heads": 4,
     "head_dim": 32,
     "short_conv_kernel_size": 4,
     "gate_lower_bound": -5.0,
@@ -329,7 +329,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "expert_layer_offset": 1,
         "expert_layer_period": 2,
     },
-    "kimi_linear": {"linear_attn_config": _LINEAR_ATTENTION},
+    "kimi_linear": {"linear_attn_config": _LINEAR_ATTENTION, "num_experts_per_token": 2},
     "lfm2": {
         "block_dim": 64,
         "block_multiple_of": 16,

@@ -205,8 +205,8 @@ def _listed(name: str, file: Path, tensor: GGUFTensor) -> dict[str, TensorEntry]
 
 def _shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """As mlx-lm has it, where llama.cpp has an axis less or more."""
-    if name.endswith((".conv1d.weight", ".conv.conv.weight")):
-        return (*shape, 1)
+    if name.endswith((".conv1d.weight", "conv.conv.weight")):
+        return (prod(shape) // shape[-1], shape[-1], 1)
     if name.endswith((".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")):
         return (prod(shape),)  # of a state space: with an axis more there
     return (1, *shape) if name.endswith("shared_expert_gate.weight") else shape

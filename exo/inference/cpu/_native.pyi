@@ -111,11 +111,13 @@ class Convolution:
     taps: int
 
 class DeltaNet:
-    qkv: Matrix
+    qkv: list[Matrix]
     z: Matrix
     a: Matrix
     b: Matrix
     out: Matrix
+    z_down: Matrix
+    a_down: Matrix
     convolution: Convolution
     decay: list[float]
     dt_bias: list[float]
@@ -124,6 +126,8 @@ class DeltaNet:
     value_heads: int
     key_dim: int
     value_dim: int
+    by_key: bool
+    fading_bound: float
     tiled: bool
     regroups: bool
 

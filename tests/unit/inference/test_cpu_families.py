@@ -102,6 +102,7 @@ CASES = [
     ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [1]}),
     ("deepseek_v3", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
     ("deepseek_v3", {"q_lora_rank": None}),
+    ("kimi_linear", {"num_experts": 8, "num_expert_group": 4, "topk_group": 2}),
     ("mistral3", {}),
     ("mistral3", {"model_type": "ministral3", "rope_parameters": zoo.YARN}),
     ("stablelm", {"use_parallel_residual": True}),

@@ -19,7 +19,8 @@ from exo.models.description import text_config
 class Recurrent:
     """Sizes of the layers that remember a state: `taps` of their convolution, and a delta net's
     heads and what each of them holds. `tiled`: value head i goes with key head i modulo their
-    number, not with the i-th part of them; `regroups`: but for the layer after them."""
+    number, not with the i-th part of them; `regroups`: but for the layer after them. `fading_bound`
+    is that of the native DeltaNet."""
 
     taps: int
     key_heads: int = 0
@@ -28,6 +29,7 @@ class Recurrent:
     value_dim: int = 0
     tiled: bool = False
     regroups: bool = False
+    fading_bound: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -269,17 +271,24 @@ def _state_space(config: Config) -> StateSpace:
 def _recurrent(config: Config, mixers: frozenset[Mixer]) -> Recurrent | None:
     if "short_convolution" in mixers:
         return Recurrent(int(config["conv_L_cache"]))
-    if "delta_net" not in mixers:
+    if "kimi_delta_net" in mixers:
+        own = config["linear_attn_config"]
+        heads, width = int(own["num_heads"]), int(own["head_dim"])
+        bound = float(own.get("gate_lower_bound") or 0.0)
+        taps = int(own["short_conv_kernel_size"])
+        sizes = Recurrent(taps, heads, heads, width, width, fading_bound=bound)
+    elif "delta_net" in mixers:
+        sizes = Recurrent(
+            taps=int(config["linear_conv_kernel_dim"]),
+            key_heads=int(config["linear_num_key_heads"]),
+            value_heads=int(config["linear_num_value_heads"]),
+            key_dim=int(config["linear_key_head_dim"]),
+            value_dim=int(config["linear_value_head_dim"]),
+            tiled=bool(config.get("linear_value_heads_tiled")),
+            regroups="hadamard" in config,
+        )
+    else:
         return None
-    sizes = Recurrent(
-        taps=int(config["linear_conv_kernel_dim"]),
-        key_heads=int(config["linear_num_key_heads"]),
-        value_heads=int(config["linear_num_value_heads"]),
-        key_dim=int(config["linear_key_head_dim"]),
-        value_dim=int(config["linear_value_head_dim"]),
-        tiled=bool(config.get("linear_value_heads_tiled")),
-        regroups="hadamard" in config,
-    )
     if sizes.key_dim % 16 or sizes.value_heads % sizes.key_heads:
         raise ModelUnsupported(
             f"a delta net of {sizes.key_heads} key heads of {sizes.key_dim} and "

@@ -10,7 +10,13 @@ from exo.inference.cpu.families.positions import Config, full_attention, llama_r
 from exo.inference.cpu.families.rope import RopeTable
 
 Mixer = Literal[
-    "attention", "delta_net", "short_convolution", "state_space", "attention+state_space", "nothing"
+    "attention",
+    "delta_net",
+    "kimi_delta_net",
+    "short_convolution",
+    "state_space",
+    "attention+state_space",
+    "nothing",
 ]
 """What a layer does with the tokens before: it attends to them, or remembers a state of them, or
 both at once."""
@@ -18,6 +24,7 @@ both at once."""
 _MODULES = {
     "attention": "self_attn",
     "delta_net": "linear_attn",
+    "kimi_delta_net": "self_attn",
     "short_convolution": "conv",
     "state_space": "mamba",
     "mlp": "mlp",

@@ -106,12 +106,12 @@ def _mistral4_growth(config: Config, layer: int) -> Growth:
     return Growth(rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"]))
 
 
-def _youtu_scales(config: Config) -> dict[str, float]:
+def unscaled_latents(config: Config) -> dict[str, float]:
     width = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
     return {"attention_scale": width**-0.5}
 
 
-def _deepseek_layers(config: Config, layer: int) -> bool:
+def deepseek_layers(config: Config, layer: int) -> bool:
     return _after_first_dense(config, layer) and layer % int(config.get("moe_layer_freq", 1)) == 0
 
 
@@ -194,7 +194,7 @@ _DEEPSEEK_V3 = Family(
     scales=_latent_scales,
     experts=replace(
         GLM4_EXPERTS,
-        layers=_deepseek_layers,
+        layers=deepseek_layers,
         normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
     ),
 )
@@ -203,7 +203,7 @@ MIXTURES: Mapping[str, Family] = {
     "deepseek_v2": replace(
         _DEEPSEEK_V3,
         experts=Experts(
-            _deepseek_layers,
+            deepseek_layers,
             normalizes=lambda config: False,
             count="n_routed_experts",
             shared="shared_experts",
@@ -218,7 +218,7 @@ MIXTURES: Mapping[str, Family] = {
         config=_mistral4_config,
         growth=_mistral4_growth,
         experts=Experts(
-            _deepseek_layers,
+            deepseek_layers,
             count="n_routed_experts",
             shared="shared_experts",
             scale=routed_scale,
@@ -230,7 +230,7 @@ MIXTURES: Mapping[str, Family] = {
         tied=True,
         tied_by_config=True,
         latent_eps=0.0,
-        scales=_youtu_scales,
+        scales=unscaled_latents,
         experts=None,
     ),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, latent_eps=0.0),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Factor, Family, Mixer
 from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
+    deepseek_layers,
     routed_scale,
     sparse_steps,
+    unscaled_latents,
 )
 from exo.inference.cpu.families.positions import Config, llama_rope, partial_rope
 from exo.inference.cpu.families.rope import RopeTable
@@ -247,7 +250,64 @@ _LFM2 = Family(
 )
 
 
+def _kimi_config(config: Config) -> Config:
+    """What mlx-lm's class takes where the configuration does not say."""
+    if config.get("moe_router_activation_func", "sigmoid") != "sigmoid":
+        raise ModelUnsupported("the cpu engine has no experts that softmax weighs in Kimi's way")
+    return {
+        "num_experts_per_token": 1,
+        **config,
+        "qk_nope_head_dim": config.get("qk_nope_head_dim") or config["head_dim"],
+        "qk_rope_head_dim": config.get("qk_rope_head_dim") or 0,
+        "v_head_dim": config.get("v_head_dim") or config["head_dim"],
+        # mlx-lm's class takes a bound from no configuration.
+        "linear_attn_config": {**config["linear_attn_config"], "gate_lower_bound": None},
+    }
+
+
+def _kimi_mixer(config: Config, layer: int) -> Mixer:
+    remembers = layer + 1 in config["linear_attn_config"]["kda_layers"]
+    return "kimi_delta_net" if remembers else "attention"
+
+
+def _kimi_normalizes(config: Config) -> bool:
+    return bool(config.get("moe_renormalize", True) and config["num_experts_per_token"] > 1)
+
+
+def _kimi_groups(config: Config) -> tuple[int, int, int]:
+    return int(config.get("num_expert_group") or 1), int(config.get("topk_group") or 1), 2
+
+
+_KIMI_LINEAR = Family(
+    tied=False,
+    latent=True,
+    latent_eps=0.0,
+    rope=lambda config, layer: None,
+    mixer=_kimi_mixer,
+    config=_kimi_config,
+    scales=unscaled_latents,
+    experts=replace(
+        GLM4_EXPERTS,
+        layers=deepseek_layers,
+        normalizes=_kimi_normalizes,
+        count="num_experts",
+        top="num_experts_per_token",
+        groups=_kimi_groups,
+    ),
+    renames={
+        "block_sparse_moe": "mlp",
+        "mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
+        "w1": "gate_proj",
+        "w2": "down_proj",
+        "w3": "up_proj",
+        "q_conv1d": "q_conv.conv",
+        "k_conv1d": "k_conv.conv",
+        "v_conv1d": "v_conv.conv",
+    },
+)
+
 RECURRENT: Mapping[str, Family] = {
+    "kimi_linear": _KIMI_LINEAR,
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,

@@ -38,6 +38,8 @@ def tensors_of_layer(
         match mixer:
             case "delta_net":
                 yield from recurrent.delta_net_tensors(checkpoint, module)
+            case "kimi_delta_net":
+                yield from recurrent.kimi_delta_net_tensors(checkpoint, module)
             case "short_convolution":
                 yield from recurrent.short_convolution_tensors(checkpoint, module)
             case "state_space":
@@ -106,6 +108,8 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
         match mixer:
             case "delta_net":
                 layer.delta_net = recurrent.delta_net(arch, packer, module)
+            case "kimi_delta_net":
+                layer.delta_net = recurrent.kimi_delta_net(arch, packer, module)
             case "short_convolution":
                 layer.short_convolution = recurrent.short_convolution(packer, module)
             case "state_space":

@@ -44,12 +44,41 @@ def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNe
         else [packer.matrix(f"{prefix}.{name}") for name in apart]
         for joined, apart in _PROJECTIONS.items()
     ]
-    (net.qkv, net.z), (net.b, net.a) = made
+    (qkv, net.z), (net.b, net.a) = made
+    net.qkv = [qkv]
     net.convolution = _convolution(packer, f"{prefix}.conv1d")
     net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
     net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
     net.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
     net.out = packer.matrix(f"{prefix}.out_proj")
+    return net
+
+
+_KIMI_PROJECTIONS = ("q", "k", "v", "b", "f_a", "f_b", "g_a", "g_b", "o")
+
+
+def kimi_delta_net_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    yield from (f"{prefix}.{name}" for name in ("A_log", "dt_bias", "o_norm.weight"))
+    yield from (f"{prefix}.{part}_conv.conv.weight" for part in "qkv")
+    for part in _KIMI_PROJECTIONS:
+        yield from checkpoint.parts(f"{prefix}.{part}_proj")
+
+
+def kimi_delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNet:
+    sizes = arch.recurrent
+    assert sizes is not None
+    net = native.DeltaNet()
+    net.by_key, net.fading_bound = True, sizes.fading_bound
+    net.key_heads, net.value_heads = sizes.key_heads, sizes.value_heads
+    net.key_dim, net.value_dim = sizes.key_dim, sizes.value_dim
+    q, k, v, net.b, net.a_down, net.a, net.z_down, net.z, net.out = (
+        packer.matrix(f"{prefix}.{part}_proj") for part in _KIMI_PROJECTIONS
+    )
+    net.qkv = [q, k, v]
+    net.convolution = _convolution(packer, *(f"{prefix}.{part}_conv.conv" for part in "qkv"))
+    net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")).reshape(-1))
+    net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias").reshape(-1))
+    net.norm = as_list(packer.floats(f"{prefix}.o_norm.weight"))
     return net
 
 
@@ -98,13 +127,14 @@ def short_convolution(packer: Packer, prefix: str) -> native.ShortConvolution:
     return conv
 
 
-def _convolution(packer: Packer, module: str) -> native.Convolution:
-    """Of each channel by itself: [channels, taps, 1] as mlx-lm has it, or [channels, 1, taps]."""
-    weights = packer.floats(f"{module}.weight")
-    channels = weights.shape[0]
+def _convolution(packer: Packer, *modules: str) -> native.Convolution:
+    """Of each channel by itself: [channels, taps, 1] as mlx-lm has it, or [channels, 1, taps]; of
+    these modules one after the other."""
+    of_each = [packer.floats(f"{module}.weight") for module in modules]
+    weights = np.concatenate([own.reshape(own.shape[0], -1) for own in of_each])
     convolution = native.Convolution()
-    convolution.taps = weights.size // channels
-    convolution.weights = as_list(weights.reshape(channels, -1).T.reshape(-1))
-    if f"{module}.bias" in packer.checkpoint:
-        convolution.bias = as_list(packer.floats(f"{module}.bias"))
+    convolution.taps = weights.shape[1]
+    convolution.weights = as_list(weights.T.reshape(-1))
+    if f"{modules[0]}.bias" in packer.checkpoint:
+        convolution.bias = as_list(packer.floats(f"{modules[0]}.bias"))
     return convolution

@@ -289,6 +289,8 @@ NB_MODULE(_native, m) {
       .def_rw("z", &DeltaNet::z)
       .def_rw("a", &DeltaNet::a)
       .def_rw("b", &DeltaNet::b)
+      .def_rw("z_down", &DeltaNet::z_down)
+      .def_rw("a_down", &DeltaNet::a_down)
       .def_rw("out", &DeltaNet::out)
       .def_rw("convolution", &DeltaNet::convolution)
       .def_rw("decay", &DeltaNet::decay)
@@ -298,6 +300,8 @@ NB_MODULE(_native, m) {
       .def_rw("value_heads", &DeltaNet::value_heads)
       .def_rw("key_dim", &DeltaNet::key_dim)
       .def_rw("value_dim", &DeltaNet::value_dim)
+      .def_rw("by_key", &DeltaNet::by_key)
+      .def_rw("fading_bound", &DeltaNet::fading_bound)
       .def_rw("regroups", &DeltaNet::regroups)
       .def_rw("tiled", &DeltaNet::tiled);
   nb::class_<ShortConvolution>(m, "ShortConvolution")

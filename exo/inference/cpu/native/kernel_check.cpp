@@ -272,7 +272,8 @@ void check_recurrent_kernels() {
     }
   }
   const int keys = 48, rows = 39, tokens = 5;  // of the last of three blocks some do not exist
-  for (const bool delta : {false, true}) {
+  for (const auto kind : {Recurrence::kSum, Recurrence::kDelta, Recurrence::kDeltaByKey}) {
+    const bool by_key = kind == Recurrence::kDeltaByKey;
     const auto random = random_floats(rows * keys);
     std::vector<double> plain(random.begin(), random.end());
     std::vector<float> state(static_cast<size_t>(state_size(rows, keys)));
@@ -283,26 +284,49 @@ void check_recurrent_kernels() {
     }
     const auto key = random_floats(tokens * keys, 0.2f), query = random_floats(tokens * keys);
     const auto value = random_floats(tokens * rows);
+    auto decays = random_floats(tokens * keys, 0.1f);
+    for (float& decay : decays) decay = by_key ? 0.9f + decay : 0.9f;
     std::vector<float> out(tokens * rows);
     std::vector<StateStep> steps;
     for (int t = 0; t < tokens; t++) {
       steps.push_back({key.data() + t * keys, query.data() + t * keys, value.data() + t * rows,
-                       0.9f, 0.5f, out.data() + t * rows});
+                       0.9f, 0.5f, out.data() + t * rows, decays.data() + t * keys});
     }
-    k.recur(state.data(), steps.data(), tokens, keys, rows, delta);
+    k.recur(state.data(), steps.data(), tokens, keys, rows, kind);
     add_to_digest(out);
     for (int t = 0; t < tokens; t++) {
       for (int r = 0; r < rows; r++) {
         double recalled = 0, sum = 0;
-        for (int i = 0; i < keys; i++) recalled += 0.9 * plain[r * keys + i] * key[t * keys + i];
-        const double change = 0.5 * (value[t * rows + r] - (delta ? recalled : 0));
+        for (int i = 0; i < keys; i++) {
+          plain[r * keys + i] *= decays[t * keys + i];
+          recalled += plain[r * keys + i] * key[t * keys + i];
+        }
+        if (kind == Recurrence::kSum) recalled = 0;
+        const double change = 0.5 * (value[t * rows + r] - recalled);
         for (int i = 0; i < keys; i++) {
           double& place = plain[r * keys + i];
-          place = 0.9 * place + change * key[t * keys + i];
+          place += change * key[t * keys + i];
           sum += place * query[t * keys + i];
         }
         expect(std::fabs(out[t * rows + r] - sum) < 1e-3, "a recurrent state");
       }
+    }
+  }
+}
+
+void check_fading() {
+  const int count = 37;
+  for (const float bound : {0.f, -5.f}) {
+    const auto x = random_floats(count, 20.f), bias = random_floats(count);
+    auto faded = x;
+    kernels().fade(faded.data(), bias.data(), 0.7f, bound, count);
+    add_to_digest(faded);
+    for (int i = 0; i < count; i++) {
+      const double sum = double{x[i]} + bias[i];
+      const double slow = bound < 0
+                              ? bound / (1 + std::exp(-0.7 * sum))
+                              : -0.7 * (std::max(sum, 0.) + std::log1p(std::exp(-std::fabs(sum))));
+      expect(std::fabs(faded[i] - std::exp(slow)) < 1e-6, "how a state fades");
     }
   }
 }
@@ -378,27 +402,29 @@ Model recurrent_model() {
   const auto convolution = [](int channels) {
     return Convolution{random_floats(static_cast<size_t>(3 * channels)), {}, 3};
   };
-  model.layers.resize(6);
+  model.layers.resize(7);
   for (Layer& layer : model.layers) {
     layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
     layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 4, 32);
     layer.down = random_affine(64, 96, 5, 32);
   }
-  DeltaNet net{random_affine(64 + 128, 64, 4, 32),
-               random_affine(128, 64, 4, 32),
-               random_dense(4, 64),
-               random_dense(4, 64),
-               random_affine(64, 128, 4, 64),
-               convolution(64 + 128),
-               {1.f, 2.f, 0.5f, 0.1f},
-               random_floats(4),
-               std::vector<float>(32, 1.f),
-               2,
-               4,
-               16,
-               32,
-               false};
-  model.layers[0].delta_net = std::make_shared<DeltaNet>(std::move(net));
+  DeltaNet net;
+  net.qkv = {random_affine(64 + 128, 64, 4, 32)};
+  net.z = random_affine(128, 64, 4, 32), net.out = random_affine(64, 128, 4, 64);
+  net.a = random_dense(4, 64), net.b = random_dense(4, 64);
+  net.convolution = convolution(64 + 128);
+  net.decay = {1.f, 2.f, 0.5f, 0.1f}, net.dt_bias = random_floats(4);
+  net.norm = std::vector<float>(32, 1.f);
+  net.key_heads = 2, net.value_heads = 4, net.key_dim = 16, net.value_dim = 32;
+  model.layers[0].delta_net = std::make_shared<DeltaNet>(net);
+  net.by_key = true;
+  net.qkv = {random_affine(64, 64, 4, 32), random_affine(64, 64, 6, 32),
+             random_affine(128, 64, 4, 32)};
+  net.z_down = random_affine(32, 64, 4, 32), net.z = random_affine(128, 32, 4, 32);
+  net.a_down = random_dense(32, 64), net.a = random_dense(64, 32);
+  net.convolution = convolution(64 + 64 + 128);
+  net.key_heads = 4, net.dt_bias = random_floats(64);
+  model.layers[6].delta_net = std::make_shared<DeltaNet>(std::move(net));
   ShortConvolution conv{random_affine(64, 64, 4, 32), random_affine(64, 64, 4, 32),
                         random_affine(64, 64, 4, 32), random_affine(64, 64, 8, 32),
                         convolution(64)};
@@ -514,6 +540,7 @@ int main() {
     check_model(16, 20);
     check_model(8, 72);  // a group, and a part of one
     check_recurrent_kernels();
+    check_fading();
     check_layer_norm();
     check_activations();
     check_fused_steps();

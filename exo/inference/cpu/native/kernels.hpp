@@ -155,13 +155,18 @@ inline constexpr int64_t state_size(int64_t rows, int64_t keys) {
   return (rows + kStateLanes - 1) / kStateLanes * kStateLanes * keys;
 }
 
+// What a token changes of it: rate * value, or by the delta rule rate * (value - what the faded
+// state has for its key). All of the state fades alike, or each key's column by itself.
+enum class Recurrence : uint8_t { kSum, kDelta, kDeltaByKey };
+
 // One token for some of its rows: state = decay * state + change (outer) key, and out = state
 // query.
 struct StateStep {
   const float *key, *query;  // [keys]
   const float* value;        // [rows]
   float decay, rate;
-  float* out;  // [rows]
+  float* out;                     // [rows]
+  const float* decays = nullptr;  // [keys], kDeltaByKey's instead of `decay`
 };
 
 // Weights that a thread multiplies after those at hand: fetched from memory meanwhile.
@@ -221,9 +226,11 @@ struct KernelTable {
   void (*convolve)(const float* x, int64_t stride, const float* weights, const float* bias,
                    int64_t channels, int taps, bool silu, float* out);
   // Tokens one after the other through `state`, keys a multiple of 4.
-  // change = rate * value, or by the delta rule rate * (value - decay * state key).
   void (*recur)(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows,
-                bool delta);
+                Recurrence kind);
+  // x = exp(-rate * softplus(x + bias)), or where `bound` is below 0
+  // exp(bound * sigmoid(rate * (x + bias)))
+  void (*fade)(float* x, const float* bias, float rate, float bound, int64_t count);
 };
 
 // The table for this processor: its best, or what EXO_CPU_ISA names. Throws std::runtime_error for

@@ -58,8 +58,6 @@ void Model::latent_attention(const Layer& layer, int index) {
   });
   through(latent.embed, convolved_);
 
-  const size_t r = static_cast<size_t>(layer.rope);
-  const int pairs = static_cast<int>(ropes[r].frequencies.size());
   grow(q_, rows_ * heads * hd);
   grow(k_, rows_ * hd);
   grow(v_, rows_ * hd);
@@ -76,9 +74,13 @@ void Model::latent_attention(const Layer& layer, int index) {
     copy(key, compressed + rank, turned);
     k.rms_norm(compressed, latent.kv_a_norm.data(), value + turned, rank, latent.norm_eps);
     copy(key + turned, value + turned, rank);
-    const float *cos = cos_[r].data() + i * pairs, *sin = sin_[r].data() + i * pairs;
-    k.rotate(q, spec_.heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
-    k.rotate(key, 1, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
+    if (layer.rope >= 0) {
+      const size_t r = static_cast<size_t>(layer.rope);
+      const int pairs = static_cast<int>(ropes[r].frequencies.size());
+      const float *cos = cos_[r].data() + i * pairs, *sin = sin_[r].data() + i * pairs;
+      k.rotate(q, spec_.heads, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
+      k.rotate(key, 1, spec_.head_dim, pairs, ropes[r].interleaved, cos, sin);
+    }
     const Row& row = row_[at_least(i)];
     const float scale = query_scale(layer, row.position);
     for (int64_t d = 0; d < heads * hd; d++) q[d] *= scale;

@@ -147,7 +147,7 @@ void run_linear(const std::vector<LinearJob>& jobs, bool precise) {
                                   " columns is given " + std::to_string(job.x->cols()) +
                                   ": the weights are not packed as the configuration says");
     }
-    if (job.weights->rows != job.stride) {
+    if (job.beside ? job.weights->rows > job.stride : job.weights->rows != job.stride) {
       throw std::invalid_argument("a layer of " + std::to_string(job.weights->rows) +
                                   " rows where there should be " + std::to_string(job.stride) +
                                   ": the weights are not what the configuration says");

@@ -60,6 +60,7 @@ struct LinearJob {
   int64_t first, count;
   float* out;
   int64_t stride;
+  bool beside = false;  // other matrices fill the rest of the rows of `out`
 };
 
 // Which form of activations a matrix reads: its group size, kSuperCols for super-blocks, or 0 for

@@ -13,7 +13,7 @@ namespace exo {
 int64_t Layer::state_floats() const {
   if (delta_net) {
     const DeltaNet& net = *delta_net;
-    return (net.convolution.taps - 1) * net.qkv->rows +
+    return (net.convolution.taps - 1) * net.channels() +
            net.value_heads * state_size(net.value_dim, net.key_dim);
   }
   if (state_space) {

@@ -38,16 +38,27 @@ struct Convolution {
 
 // A gated delta net (arXiv:2412.06464, eq. 10): each value head remembers a matrix [value_dim,
 // key_dim], which fades by exp(-exp(A) softplus(a x + dt_bias)) and is corrected towards v by
-// sigmoid(b x).
+// sigmoid(b x). What is read is normed and multiplied by silu(z x).
+// Kimi's (arXiv:2510.26692, eq. 6) is one `by_key`: each column of that matrix fades by itself, and
+// what is read is multiplied by sigmoid(z x).
 struct DeltaNet {
-  MatrixPtr qkv, z, a, b, out;  // rows of qkv: [key_heads, key_dim] twice, [value_heads, value_dim]
-  Convolution convolution;      // of qkv's rows
-  std::vector<float> decay;     // exp(A) [value_heads]
-  std::vector<float> dt_bias;   // [value_heads]
-  std::vector<float> norm;      // [value_dim]
+  // Rows, of all together: [key_heads, key_dim] twice, [value_heads, value_dim].
+  std::vector<MatrixPtr> qkv;
+  MatrixPtr z, a, b, out;
+  MatrixPtr z_down, a_down;    // what z and a read of x; null: x itself
+  Convolution convolution;     // of qkv's rows
+  std::vector<float> decay;    // exp(A) [value_heads]
+  std::vector<float> dt_bias;  // [value_heads], `by_key` [value_heads, key_dim]
+  std::vector<float> norm;     // [value_dim]
+  bool by_key = false;
+  float fading_bound = 0.f;  // see KernelTable::fade
   int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   bool regroups = false;  // `tiled`, but for `out`, which reads those of a key head together
   bool tiled = false;  // value head i goes with key head i % key_heads, not i * key_heads / heads
+
+  int64_t channels() const {
+    return int64_t{2} * key_heads * key_dim + int64_t{value_heads} * value_dim;
+  }
 };
 
 // A state space (Mamba-2, arXiv:2405.21060, 7.1): each head remembers a matrix [head_dim,
@@ -289,11 +300,13 @@ class Model {
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
   void latent_attention(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
+  // out = up (down normed_)
+  void through_both(const Matrix& down, const Matrix& up, bool precise, float* out);
   void short_convolution(const Layer& layer, int64_t state);
   void state_space(const Layer& layer, int64_t state);
   // state_steps_ [heads, rows] through each slice's states of `values` rows (kernels.hpp) a head,
   // at `matrices`.
-  void recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, bool delta);
+  void recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, Recurrence kind);
   // Where a convolution's rows [rows, channels] are to be written: behind what the only slice
   // remembers, or where there are several, by themselves.
   float* rows_to_convolve(const Convolution& convolution, int64_t channels);

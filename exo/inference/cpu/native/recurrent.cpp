@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "model.hpp"
 #include "rows.hpp"
@@ -81,23 +83,46 @@ void Model::short_convolution(const Layer& layer, int64_t state) {
   project_out(*conv.out, layer);
 }
 
+void Model::through_both(const Matrix& down, const Matrix& up, bool precise, float* out) {
+  gated_.resize(rows_, down.rows, groups_of({&up}));
+  run_linear({{&down, &normed_, 0, rows_, gated_.row(0), down.rows}}, precise);
+  each_row(rows_, [&](int64_t i) { gated_.quantize(i, 1); });
+  run_linear({{&up, &gated_, 0, rows_, out, up.rows}}, precise);
+}
+
 void Model::delta_net(const Layer& layer, int64_t state) {
   const KernelTable& k = kernels();
   const DeltaNet& net = *layer.delta_net;
   const int64_t heads = net.value_heads, values = net.value_dim, keys = net.key_dim;
-  const int64_t key_width = net.key_heads * keys, width = heads * values, channels = net.qkv->rows;
-  norm_for_mixer(layer, {net.qkv.get(), net.z.get(), net.a.get(), net.b.get()});
+  const int64_t key_width = net.key_heads * keys, width = heads * values, channels = net.channels();
+  const auto part = [&](size_t i) { return i < net.qkv.size() ? net.qkv[i].get() : nullptr; };
+  const MatrixPtr &z_first = net.z_down ? net.z_down : net.z,
+                  &a_first = net.a_down ? net.a_down : net.a;
+  norm_for_mixer(layer, {part(0), part(1), part(2), z_first.get(), a_first.get(), net.b.get()});
   float* in = rows_to_convolve(net.convolution, channels);
+  std::vector<LinearJob> jobs;
+  int64_t before = 0;
+  for (const MatrixPtr& matrix : net.qkv) {
+    jobs.push_back({matrix.get(), &normed_, 0, rows_, in + before, channels, true});
+    before += matrix->rows;
+  }
+  if (before != channels) {
+    throw std::invalid_argument("queries, keys and values of " + std::to_string(before) +
+                                " rows where there should be " + std::to_string(channels) +
+                                ": the weights are not what the configuration says");
+  }
   grow(z_, rows_ * width);
-  run_linear({{net.qkv.get(), &normed_, 0, rows_, in, channels},
-              {net.z.get(), &normed_, 0, rows_, z_.data(), width}},
-             spec_.precise);
+  if (!net.z_down) jobs.push_back({net.z.get(), &normed_, 0, rows_, z_.data(), width});
+  run_linear(jobs, spec_.precise);
+  if (net.z_down) through_both(*net.z_down, *net.z, spec_.precise, z_.data());
   // A rounding of how fast a state fades adds up over all tokens.
-  grow(up_, rows_ * heads);
+  const int64_t fading = net.by_key ? heads * keys : heads;
+  grow(up_, rows_ * fading);
   grow(router_out_, rows_ * heads);
-  run_linear({{net.a.get(), &normed_, 0, rows_, up_.data(), heads},
-              {net.b.get(), &normed_, 0, rows_, router_out_.data(), heads}},
-             true);
+  jobs = {{net.b.get(), &normed_, 0, rows_, router_out_.data(), heads}};
+  if (!net.a_down) jobs.push_back({net.a.get(), &normed_, 0, rows_, up_.data(), fading});
+  run_linear(jobs, true);
+  if (net.a_down) through_both(*net.a_down, *net.a, true, up_.data());
   convolve(net.convolution, channels, true, state);
 
   attended_.resize(rows_, width, groups_of({net.out.get()}));
@@ -118,22 +143,30 @@ void Model::delta_net(const Layer& layer, int64_t state) {
       const int64_t key_head = net.tiled ? h % net.key_heads : h / (heads / net.key_heads);
       const int64_t of_keys = key_head * keys;
       const size_t at = at_least(i * heads + h);
-      const float fading = same::softplus(up_[at] + net.dt_bias[at_least(h)]);
-      state_steps_[at_least(h * rows_ + i)] = {
-          q + key_width + of_keys,        q + of_keys,
-          q + 2 * key_width + h * values, same::exp(-net.decay[at_least(h)] * fading),
-          same::sigmoid(router_out_[at]), attended_.row(i) + h * values};
+      StateStep& step = state_steps_[at_least(h * rows_ + i)];
+      step = {q + key_width + of_keys,        q + of_keys,
+              q + 2 * key_width + h * values, 1.f,
+              same::sigmoid(router_out_[at]), attended_.row(i) + h * values};
+      const float rate = net.decay[at_least(h)];
+      if (net.by_key) {
+        float* decays = up_.data() + i * fading + h * keys;
+        k.fade(decays, net.dt_bias.data() + h * keys, rate, net.fading_bound, keys);
+        step.decays = decays;
+      } else {
+        step.decay = same::exp(-rate * same::softplus(up_[at] + net.dt_bias[at_least(h)]));
+      }
     }
   });
 
-  recur(heads, values, keys, state + (net.convolution.taps - 1) * channels, true);
+  recur(heads, values, keys, state + (net.convolution.taps - 1) * channels,
+        net.by_key ? Recurrence::kDeltaByKey : Recurrence::kDelta);
 
   each_row(rows_, [&](int64_t i) {
     float *out = attended_.row(i), *z = z_.data() + i * width;
     for (int64_t h = 0; h < heads; h++) {
       k.rms_norm(out + h * values, net.norm.data(), out + h * values, values, spec_.norm_eps);
     }
-    k.gate(Activation::kSilu, z, out, width);
+    k.gate(net.by_key ? Activation::kSigmoid : Activation::kSilu, z, out, width);
     for (int64_t h = 0; h < heads; h++) {
       const int64_t of_key_head = heads / net.key_heads;
       const int64_t grouped = h % net.key_heads * of_key_head + h / net.key_heads;
@@ -177,7 +210,7 @@ void Model::state_space(const Layer& layer, int64_t state) {
                                                attended_.row(i) + h * values};
     }
   });
-  recur(heads, values, keys, state + (space.convolution.taps - 1) * channels, false);
+  recur(heads, values, keys, state + (space.convolution.taps - 1) * channels, Recurrence::kSum);
 
   const int64_t part = space.norm.empty() ? width : width / space.norm_groups;
   each_row(rows_, [&](int64_t i) {
@@ -196,7 +229,7 @@ void Model::state_space(const Layer& layer, int64_t state) {
   project_out(*space.out, layer);
 }
 
-void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, bool delta) {
+void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, Recurrence kind) {
   const KernelTable& k = kernels();
   const int64_t parts = (values + kStateRows - 1) / kStateRows;
   const int64_t slices = static_cast<int64_t>(slices_->size());
@@ -216,7 +249,7 @@ void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices,
       step.out += row;
     }
     float* matrix = state_[at_least(s)] + matrices + head * state_size(values, keys) + row * keys;
-    k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, delta);
+    k.recur(matrix, steps.data(), tokens, static_cast<int>(keys), count, kind);
   };
   thread_pool().run(slices * heads * parts, run);
 }

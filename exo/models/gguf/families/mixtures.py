@@ -28,7 +28,7 @@ _GPT_OSS = {
     "attn_sinks": "self_attn.sinks",
     **experts("mlp.router", "mlp.experts"),
 }
-_LATENTS = {
+LATENTS = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -227,11 +227,11 @@ def routes_by_sigmoid(metadata: Metadata) -> bool:
     return said == 2 or (not said and metadata.has_tensor(".exp_probs_b."))
 
 
-def _latents(metadata: Metadata, config: Config) -> Config:
+def latents(metadata: Metadata, config: Config) -> Config:
     """DeepSeek V3, Kimi K2, GLM 4.7 Flash: one class of mlx-lm's computes them all. In files made
     before May 2025 keys and values are in one matrix."""
     turned = metadata("rope.dimension_count")
-    is_split = metadata.has_tensor("blk.0.attn_k_b.")
+    is_split = metadata.has_tensor(".attn_k_b.")
     keys, values = (
         metadata(f"attention.{part}_length{'_mla' if is_split else ''}")
         for part in ("key", "value")
@@ -258,14 +258,14 @@ def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
     groups = metadata("expert_group_count", 1)
     return {
         "rope_scaling": {"factor": 1.0},  # mlx-lm's class wants one
-        **_latents(metadata, config),
+        **latents(metadata, config),
         "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
     }
 
 
 def _mistral4(metadata: Metadata, config: Config) -> Config:
     """Mistral Large 3 too, whose files say deepseek2."""
-    found = _latents(metadata, config)
+    found = latents(metadata, config)
     scaling = found.get("rope_scaling") or {"type": "default", "rope_type": "default"}
     return {
         **found,
@@ -295,7 +295,7 @@ def _llama4(metadata: Metadata, config: Config) -> Config:
     return {"text_config": text}
 
 
-MISTRAL4 = GGUFFamily("mistral4", tensors=_LATENTS, config=_mistral4)
+MISTRAL4 = GGUFFamily("mistral4", tensors=LATENTS, config=_mistral4)
 
 MIXTURES: Mapping[str, GGUFFamily] = {
     "qwen3moe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
@@ -315,12 +315,12 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
-    "deepseek2": GGUFFamily("glm4_moe_lite", tensors=_LATENTS, config=_latents),
+    "deepseek2": GGUFFamily("glm4_moe_lite", tensors=LATENTS, config=latents),
     "mistral4": MISTRAL4,
 }
 
 MIXTRAL = GGUFFamily("mixtral", interleaved_rope=True, tensors=_SPARSE_BLOCK, config=_mixtral)
 """Of the same architecture as a llama there, with experts."""
 
-DEEPSEEK_V2 = GGUFFamily("deepseek_v2", tensors=_LATENTS, config=_deepseek_v2)
+DEEPSEEK_V2 = GGUFFamily("deepseek_v2", tensors=LATENTS, config=_deepseek_v2)
 """Of the same architecture as DeepSeek V3 there, and chooses experts in another way."""

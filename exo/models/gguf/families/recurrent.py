@@ -15,7 +15,14 @@ from exo.models.gguf.families.family import (
     shared,
     turned_share,
 )
-from exo.models.gguf.families.mixtures import deepseek_routing, granite_moe, qwen3_moe
+from exo.models.gguf.families.mixtures import (
+    LATENTS,
+    check_sigmoid,
+    deepseek_routing,
+    granite_moe,
+    latents,
+    qwen3_moe,
+)
 
 _DELTA_NETS = {
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -106,6 +113,47 @@ _FALCON_H1 = {
     "ffn_norm": "pre_ff_layernorm",
     **{f"ffn_{place}": f"feed_forward.{place}_proj" for place in ("gate", "up", "down")},
 }
+
+
+_KIMI_LINEAR = {
+    **LATENTS,
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv.conv" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+    "exp_probs_b": "mlp.e_score_correction_bias",
+}
+
+
+def _kimi_linear(metadata: Metadata, config: Config) -> Config:
+    """A layer without heads of keys remembers a state (kimi-linear.cpp)."""
+    check_sigmoid(metadata)
+    attending = metadata.of_layers("attention.head_count_kv")
+    found = latents(metadata, config)
+    return {
+        **found,
+        "linear_attn_config": {
+            "kda_layers": [i + 1 for i, heads in enumerate(attending) if not heads],
+            "full_attn_layers": [i + 1 for i, heads in enumerate(attending) if heads],
+            "num_heads": config["num_attention_heads"],
+            "head_dim": metadata("kda.head_dim"),
+            "short_conv_kernel_size": metadata("ssm.conv_kernel"),
+        },
+        "model_max_length": config["max_position_embeddings"],
+        "num_experts": found["n_routed_experts"],
+        "num_experts_per_token": found["num_experts_per_tok"],
+        "num_shared_experts": found["n_shared_experts"] or 0,
+        "num_expert_group": found["n_group"],
+        "moe_renormalize": True,
+    }
+
+
+def _kimi_rows(config: Config, layer: int) -> tuple[int, int, int] | None:
+    own = config["linear_attn_config"]
+    width = own["num_heads"] * own["head_dim"]
+    return (width, width, width) if layer + 1 in own["kda_layers"] else None
 
 
 def _falcon_h1(metadata: Metadata, config: Config) -> Config:
@@ -271,6 +319,9 @@ RECURRENT: Mapping[str, GGUFFamily] = {
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
+    "kimi-linear": GGUFFamily(
+        "kimi_linear", tensors=_KIMI_LINEAR, config=_kimi_linear, qkv_rows=_kimi_rows
+    ),
     "falcon-h1": GGUFFamily("falcon_h1", tensors=_FALCON_H1, config=_falcon_h1),
     "lfm2": GGUFFamily("lfm2", tensors=_LFM2 | _LFM2_MLP, config=_lfm2),
     "lfm2moe": GGUFFamily("lfm2_moe", tensors=_LFM2 | _LFM2_MOE, config=_lfm2_moe),

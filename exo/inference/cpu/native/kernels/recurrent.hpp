@@ -45,7 +45,7 @@ static_assert(kStateLanes == kLanes);
 
 // B blocks of 16 rows (kernels.hpp), of which `rows` exist, through one token. `step` is a copy:
 // stores to the state might change another.
-template <int B, bool DELTA>
+template <int B, Recurrence KIND>
 EXO_INLINE void recur_blocks(float* state, StateStep step, int keys, int64_t rows) {
   const int64_t apart = int64_t{keys} * kLanes;
   float values[B * kLanes] = {};
@@ -54,11 +54,12 @@ EXO_INLINE void recur_blocks(float* state, StateStep step, int keys, int64_t row
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   };
   VecF change[B][kVecs], sums[B][kVecs][kKeySums] = {};
-  if constexpr (DELTA) {
+  constexpr bool kByKey = KIND == Recurrence::kDeltaByKey;
+  if constexpr (KIND != Recurrence::kSum) {
     const float* place = state;
     for (int i = 0; i < keys; i += kKeySums) {
       for (int s = 0; s < kKeySums; s++, place += kLanes) {
-        const VecF key = splat(step.key[i + s]);
+        const VecF key = splat(kByKey ? step.key[i + s] * step.decays[i + s] : step.key[i + s]);
         for (int b = 0; b < B; b++) {
           for (int v = 0; v < kVecs; v++) {
             sums[b][v][s] = fma(load(place + b * apart + v * W), key, sums[b][v][s]);
@@ -70,7 +71,10 @@ EXO_INLINE void recur_blocks(float* state, StateStep step, int keys, int64_t row
   for (int b = 0; b < B; b++) {
     for (int v = 0; v < kVecs; v++) {
       VecF value = load(values + b * kLanes + v * W);
-      if constexpr (DELTA) value = fma(joined(sums[b][v]), -step.decay, value);
+      if constexpr (kByKey) value = value - joined(sums[b][v]);
+      if constexpr (KIND == Recurrence::kDelta) {
+        value = fma(joined(sums[b][v]), -step.decay, value);
+      }
       change[b][v] = step.rate * value;
       for (auto& sum : sums[b][v]) sum = VecF{};
     }
@@ -78,10 +82,11 @@ EXO_INLINE void recur_blocks(float* state, StateStep step, int keys, int64_t row
   for (int i = 0; i < keys; i += kKeySums) {
     for (int s = 0; s < kKeySums; s++, state += kLanes) {
       const VecF key = splat(step.key[i + s]), query = splat(step.query[i + s]);
+      const float decay = kByKey ? step.decays[i + s] : step.decay;
       for (int b = 0; b < B; b++) {
         for (int v = 0; v < kVecs; v++) {
           float* place = state + b * apart + v * W;
-          const VecF now = fma(load(place), step.decay, change[b][v] * key);
+          const VecF now = fma(load(place), decay, change[b][v] * key);
           store(place, now);
           sums[b][v][s] = fma(now, query, sums[b][v][s]);
         }
@@ -94,7 +99,7 @@ EXO_INLINE void recur_blocks(float* state, StateStep step, int keys, int64_t row
   __builtin_memcpy(step.out, values, static_cast<size_t>(rows) * sizeof(float));
 }
 
-template <bool DELTA>
+template <Recurrence KIND>
 void recur_all(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows) {
   constexpr int kBlocks = kVecs == 1 ? 2 : 1;  // what registers hold of sums
   for (int64_t t = 0; t < tokens; t++) {
@@ -103,7 +108,7 @@ void recur_all(float* state, const StateStep* steps, int64_t tokens, int keys, i
     int64_t left = rows;
     const auto pass = [&](auto count) __attribute__((always_inline)) {
       constexpr int64_t kRows = count.value * kLanes;
-      recur_blocks<count.value, DELTA>(blocks, step, keys, left < kRows ? left : kRows);
+      recur_blocks<count.value, KIND>(blocks, step, keys, left < kRows ? left : kRows);
       blocks += kRows * keys;
       step.value += kRows, step.out += kRows, left -= kRows;
     };
@@ -113,9 +118,36 @@ void recur_all(float* state, const StateStep* steps, int64_t tokens, int keys, i
 }
 
 inline void recur(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows,
-                  bool delta) {
-  if (delta) return recur_all<true>(state, steps, tokens, keys, rows);
-  recur_all<false>(state, steps, tokens, keys, rows);
+                  Recurrence kind) {
+  switch (kind) {
+    case Recurrence::kSum:
+      return recur_all<Recurrence::kSum>(state, steps, tokens, keys, rows);
+    case Recurrence::kDelta:
+      return recur_all<Recurrence::kDelta>(state, steps, tokens, keys, rows);
+    case Recurrence::kDeltaByKey:
+      return recur_all<Recurrence::kDeltaByKey>(state, steps, tokens, keys, rows);
+  }
+}
+
+// log(1 + e), 0 <= e <= 1: 2 artanh(e / (2 + e)), of which this is the series.
+EXO_INLINE VecF log1p(VecF e) {
+  const VecF s = e / (e + 2.f), square = s * s;
+  VecF sum = splat(2.f / 13);
+  for (const float term : {2.f / 11, 2.f / 9, 2.f / 7, 2.f / 5, 2.f / 3, 2.f}) {
+    sum = fma(sum, square, splat(term));
+  }
+  return s * sum;
+}
+
+EXO_INLINE VecF faded(VecF x, float rate, float bound) {
+  if (bound < 0.f) return exp(bound * sigmoid(rate * x));
+  return exp(-rate * (max(x, VecF{}) + log1p(exp(min(x, -x)))));
+}
+
+inline void fade(float* x, const float* bias, float rate, float bound, int64_t count) {
+  sweep(
+      count, [&](int64_t i) { store(x + i, faded(load(x + i) + load(bias + i), rate, bound)); },
+      [&](int64_t i) { x[i] = faded(splat(x[i] + bias[i]), rate, bound)[0]; });
 }
 
 }  // namespace exo::EXO_ISA
