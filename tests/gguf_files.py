@@ -80,10 +80,17 @@ ARCHITECTURES = {
     "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1",
     "kimi_linear": "kimi-linear",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
 }
 """`general.architecture` by model_type."""
 
-_NAMED_LIKE = {"mellum": "qwen3moe", "muse-glimmer": "gemma3", "laguna": "dots1"}
+_NAMED_LIKE = {
+    "mellum": "qwen3moe",
+    "muse-glimmer": "gemma3",
+    "laguna": "dots1",
+    "deepseek32": "glm-dsa",
+}
 """Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
 
 _PERMUTED = (
@@ -410,6 +417,27 @@ def _kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _indexed(config: dict[str, Any]) -> dict[str, Any]:
+    """See DeepseekV32Model of llama.cpp's conversion/deepseek.py."""
+    return {
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+    }
+
+
+def _glm_dsa(config: dict[str, Any]) -> dict[str, Any]:
+    """See GlmMoeDsaModel of llama.cpp's conversion/glm.py."""
+    kinds = config.get("indexer_types")
+    return {
+        **_indexed(config),
+        "attention.indexer.types": kinds and [kind == "full" for kind in kinds],
+        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+    }
+
+
 def _gpt_neox(config: dict[str, Any]) -> dict[str, Any]:
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     return {
@@ -595,6 +623,8 @@ def _ling(config: dict[str, Any]) -> dict[str, Any]:
 
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
+    "deepseek_v32": _indexed,
+    "glm_moe_dsa": _glm_dsa,
     "kimi_linear": _kimi_linear,
     "gemma3n": _gemma3n,
     "gemma4_text": _gemma4,

@@ -154,7 +154,7 @@ _COMMON: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "index_head_dim": 16,
-    "index_n_heads": 2,
+    "index_n_heads": 16,
     "index_topk": 4,
     "attention_method": "MLA",
     "mla_scale_q_lora": True,
@@ -306,6 +306,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY,
         "rope_parameters": None,
     },
+    "glm_moe_dsa": {"attention_bias": False},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention", "mamba"] * (LAYERS // 3),
         "mamba_n_heads": 4,

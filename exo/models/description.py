@@ -160,7 +160,8 @@ def context_length(config: dict[str, Any]) -> int:
 def _kv_bytes_per_token(text: dict[str, Any]) -> int:
     """Bytes of float16 keys and values one layer keeps for one token; an upper bound."""
     if isinstance(rank := text.get("kv_lora_rank"), int):  # one latent for all heads
-        return 2 * 2 * (rank + int(text.get("qk_rope_head_dim") or 0))
+        indexed = int(text.get("index_head_dim") or 0)
+        return 2 * 2 * (rank + int(text.get("qk_rope_head_dim") or 0) + indexed)
     heads = first_of(text, "num_attention_heads", "n_head", "n_heads") or 1
     hidden = first_of(text, "hidden_size", "n_embd", "d_model", "dim") or 0
     kv_heads = first_of(text, "num_key_value_heads", "multi_query_group_num") or heads

@@ -156,7 +156,19 @@ class StateSpace:
     least_step: float
     most_step: float
 
+class Indexer:
+    q: Matrix
+    k: Matrix
+    weights: Matrix
+    k_norm: list[float]
+    k_norm_bias: list[float]
+    heads: int
+    dim: int
+    interleaved: bool
+
 class LatentAttention:
+    most: int
+    indexer: Indexer
     q_a: Matrix
     q_b: Matrix
     kv_a: Matrix
@@ -227,6 +239,7 @@ class Layer:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     kv_from: int
     norm_after_rope: bool
     sinks: list[float]

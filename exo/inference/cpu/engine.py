@@ -84,7 +84,7 @@ class CPUEngine(InferenceEngine):
         if any(experts):
             described = replace(described, expert_bytes=experts)
         if found.uncuttable:
-            return replace(described, cuts=frozenset(), uncuttable=found.uncuttable)
+            return replace(described, cuts=found.cuts, uncuttable=found.uncuttable)
         return described
 
     def tensors_of_shard(self, shard: Shard, path: Path) -> frozenset[str]:

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
 from exo.inference.mlx.corrections import kept
+from exo.inference.mlx.shared_choice import share_choice
 
 _MARK = "ArcCosh"
 
@@ -32,7 +33,7 @@ def classes_given(change: Callable[[Weights], Weights]) -> Classes:
 
         def sanitize(self: Any, weights: Weights) -> Weights:
             inherited = getattr(model_class, "sanitize", None)
-            changed = change(weights)
+            changed = share_choice(self, config, change(weights))
             dropped = kept(self, changed)
             return {**(inherited(self, changed) if inherited else changed), **dropped}
 

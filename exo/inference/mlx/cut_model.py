@@ -34,6 +34,7 @@ from exo.inference.mlx.corrections import check_packed, correct, forget_computed
 from exo.inference.mlx.gguf_weights import GGUFWeights
 from exo.inference.mlx.host_linear import is_on_host
 from exo.inference.mlx.repacked import Repacked
+from exo.inference.mlx.shared_choice import cuts_of_choice
 from exo.inference.mlx.trace import (
     TRACE_TOKENS,
     Call,
@@ -353,12 +354,17 @@ class CutModel:
         refused = crossings(first, boundaries)
         if next(arrays_of_unknown_origin(first), None) is not None:
             refused |= self._failing_cuts(boundaries)
+        if (allowed := cuts_of_choice(self.config)) is not None:
+            others = set(range(1, self.n_layers)) - allowed
+            refused |= dict.fromkeys(
+                others, "layers attend to the tokens that one before them chose"
+            )
         refused.pop(0, None)
         refused.pop(self.n_layers, None)
         if not refused:
             return boundaries, None, ""
-        allowed = frozenset(range(1, self.n_layers)) - refused.keys()
-        return boundaries, allowed, "; ".join(sorted(set(refused.values())))
+        cuts = frozenset(range(1, self.n_layers)) - refused.keys()
+        return boundaries, cuts, "; ".join(sorted(set(refused.values())))
 
     def _traced(self, tokens: int, caches: list[Any]) -> list[Call]:
         calls: list[Call] = []

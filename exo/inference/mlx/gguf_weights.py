@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from exo.errors import ModelUnsupported
 from exo.inference.mlx.gguf_layouts import JoinedRows, LatentHeads, ValueHeads
+from exo.inference.mlx.shared_choice import unread_weights
 from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
 from exo.models.gguf.names import TENSOR_SCALE
@@ -210,6 +211,7 @@ class GGUFWeights:
         self._checkpoint = Checkpoint(path)
         config = read_config(path)
         self._n_layers = int(config["num_hidden_layers"])
+        self._unread = unread_weights(config)
         is_tiled = bool(config.get("linear_value_heads_tiled"))
         self._value_heads = ValueHeads(config) if is_tiled else None
         self._is_out_grouped = "hadamard" in config
@@ -227,6 +229,8 @@ class GGUFWeights:
             layer = _LAYER.search(name)
             if layer is not None and int(layer[1]) >= self._n_layers:
                 continue  # it guesses further tokens, which nobody asks for
+            if name.startswith(self._unread):
+                continue
             if name.endswith(TENSOR_SCALE):
                 continue  # part of what it scales
             shape, dtype = self._checkpoint.shape(name), self._checkpoint.dtype(name)

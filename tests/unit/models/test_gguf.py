@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import gguf_files
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -188,6 +189,33 @@ def test_latents_are_read_as_files_had_them_before_may_2025(
         assert zoo.worst_error([cpu_logits(folder, [3])[-1]], [expected[0]]) < few
         [through_mlx, *_] = asyncio.run(zoo.split_logits(folder, [2], zoo.LAYERS))
         assert zoo.worst_error([through_mlx[0]], [expected[0]]) < few
+
+
+@pytest.mark.parametrize("leaves_out", [True, False])
+def test_layers_of_glm_5_2_attend_to_what_another_chose(leaves_out: bool, tmp_path: Path) -> None:
+    """Of indexers that no layer asks files may have the weights, or not."""
+    kinds = ["full", "full", "full", "shared", "shared", "full"]
+    source, folder, file = tmp_path / "source", tmp_path / "folder", tmp_path / "m.gguf"
+    zoo.write_checkpoint("glm_moe_dsa", source, zoo.tiny_config("glm_moe_dsa"))
+    whole = asyncio.run(zoo.split_logits(source, [], zoo.LAYERS))[0][0]
+    config = json.loads((source / "config.json").read_text()) | {"indexer_types": kinds}
+    (source / "config.json").write_text(json.dumps(config))
+    weights = dict(mx.load(str(source / "model.safetensors")))
+    for name in list(weights):
+        if leaves_out and ".indexer." in name and kinds[int(name.split(".")[2])] == "shared":
+            del weights[name]
+    mx.save_safetensors(str(source / "model.safetensors"), weights, metadata={"format": "mlx"})
+    write_gguf(source, file)
+    write_folder([file], folder)
+    expected = cpu_logits(source, [])[-1]
+    assert np.abs(expected - whole).max() > 1e-3
+    for place in (source, folder):
+        description = asyncio.run(zoo.describe(place))
+        assert description.cuts == CheckpointModel(place).architecture.cuts == {1, 2, 5}
+        assert np.array_equal(cpu_logits(place, [2, 5])[-1], expected)
+        for cuts in ([], [2, 5]):
+            steps = asyncio.run(zoo.split_logits(place, cuts, zoo.LAYERS))
+            assert zoo.worst_error([steps[0][0]], [expected]) < 1e-4
 
 
 def test_gemma_4_has_layers_of_both_kinds(tmp_path: Path) -> None:

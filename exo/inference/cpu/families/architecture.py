@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exo.errors import ModelUnsupported
@@ -50,12 +50,18 @@ class StateSpace:
 @dataclass(frozen=True)
 class Latent:
     """Of attention over latents: numbers of each head that positions do not turn, numbers they do,
-    of a latent, and of each head's values."""
+    of a latent, and of each head's values. `most`: to how many keys a query attends, 0 for all;
+    `choosing`: the layers that choose them, by an indexer, and the others take theirs over."""
 
     nope: int
     turned: int
     rank: int
     value_dim: int
+    most: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    index_interleaved: bool = False
+    choosing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,28 @@ class Architecture:
 
     @property
     def uncuttable(self) -> str:
-        """Why all layers have to be on one node; empty where they may be anywhere."""
+        """Why layers may not be cut everywhere; empty where they may."""
         if self.token_input_dim:
             return "each layer reads something of the tokens themselves"
         if any(source != layer for layer, source in enumerate(self.kv_from)):
             return "layers read keys and values of earlier ones"
+        if self._taking_over:
+            return "layers attend to the tokens that one before them chose"
         return ""
+
+    @property
+    def cuts(self) -> frozenset[int] | None:
+        """Before which layers the model may be cut; None: before any."""
+        if not self.uncuttable:
+            return None
+        if self._taking_over and self.latent:
+            return self.latent.choosing - {0}
+        return frozenset()
+
+    @property
+    def _taking_over(self) -> bool:
+        """Whether layers attend to what another one's indexer chose."""
+        return self.latent is not None and 0 < len(self.latent.choosing) < self.n_layers
 
 
 def architecture(config: Config) -> Architecture:
@@ -241,11 +263,23 @@ def _alt_up(config: Config) -> AltUp:
 
 
 def _latent(config: Config) -> Latent:
-    return Latent(
+    sizes = Latent(
         nope=int(config["qk_nope_head_dim"]),
         turned=int(config["qk_rope_head_dim"]),
         rank=int(config["kv_lora_rank"]),
         value_dim=int(config["v_head_dim"]),
+    )
+    if "index_topk" not in config:
+        return sizes
+    n_layers = int(config["num_hidden_layers"])
+    kinds = config.get("indexer_types") or ["full"] * n_layers
+    return replace(
+        sizes,
+        most=int(config["index_topk"]),
+        index_heads=int(config["index_n_heads"]),
+        index_dim=int(config["index_head_dim"]),
+        index_interleaved=bool(config["indexer_rope_interleave"]),
+        choosing=frozenset(i for i in range(n_layers) if kinds[i] == "full"),
     )
 
 

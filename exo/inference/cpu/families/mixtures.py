@@ -95,6 +95,16 @@ def _latent_scales(config: Config) -> dict[str, float]:
     return {"attention_scale": scale}
 
 
+def _glm_dsa_config(config: Config) -> Config:
+    rope = config["rope_parameters"]
+    return {
+        "indexer_rope_interleave": True,
+        **config,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": rope,
+    }
+
+
 def _mistral4_config(config: Config) -> Config:
     rope = config.get("rope_parameters") or {}
     theta = rope.get("rope_theta", 100000.0) if rope else config.get("rope_theta", 10000.0)
@@ -212,6 +222,10 @@ MIXTURES: Mapping[str, Family] = {
         ),
     ),
     "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_v32": replace(
+        _DEEPSEEK_V3, config=lambda config: {"indexer_rope_interleave": False, **config}
+    ),
+    "glm_moe_dsa": replace(_DEEPSEEK_V3, config=_glm_dsa_config),
     "mistral4": replace(
         _DEEPSEEK_V3,
         tied_by_config=True,

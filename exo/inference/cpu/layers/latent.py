@@ -9,11 +9,16 @@ from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.packing import Packer, as_list
 
+_INDEXER = ("wq_b", "wk", "weights_proj")
+
 
 def tensors(
     arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str, index: int
 ) -> Iterator[str]:
+    assert arch.latent is not None
     yield f"{prefix}.kv_a_layernorm.weight"
+    if index in arch.latent.choosing:
+        yield from indexer_tensors(checkpoint, prefix)
     is_low_rank = f"{prefix}.q_a_proj.weight" in checkpoint
     if is_low_rank:
         yield f"{prefix}.q_a_layernorm.weight"
@@ -25,6 +30,12 @@ def tensors(
         "o_proj",
     ):
         yield from checkpoint.parts(f"{prefix}.{name}")
+
+
+def indexer_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    yield from (f"{prefix}.indexer.k_norm.{part}" for part in ("weight", "bias"))
+    for name in _INDEXER:
+        yield from checkpoint.parts(f"{prefix}.indexer.{name}")
 
 
 def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, index: int) -> None:
@@ -50,5 +61,16 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         rows = packer.numbers(f"{prefix}.kv_b_proj").reshape(arch.heads, -1, sizes.rank)
         latent.embed = [packer.dense(head[: sizes.nope].T) for head in rows]
         latent.unembed = [packer.dense(head[sizes.nope :]) for head in rows]
+    latent.most = sizes.most
+    if index in sizes.choosing:
+        indexer = native.Indexer()
+        indexer.heads, indexer.dim = sizes.index_heads, sizes.index_dim
+        indexer.interleaved = sizes.index_interleaved
+        indexer.q, indexer.k, indexer.weights = (
+            packer.matrix(f"{prefix}.indexer.{name}") for name in _INDEXER
+        )
+        indexer.k_norm = as_list(packer.floats(f"{prefix}.indexer.k_norm.weight"))
+        indexer.k_norm_bias = as_list(packer.floats(f"{prefix}.indexer.k_norm.bias"))
+        latent.indexer = indexer
     layer.latent = latent
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -78,6 +78,9 @@ def unread_tensors(
     arch: Architecture, checkpoint: CanonicalCheckpoint, index: int
 ) -> Iterator[str]:
     """Names of what is there for layer `index`, and that nothing reads."""
+    if arch.latent and arch.latent.most and index not in arch.latent.choosing:
+        module = f"model.layers.{index}.{arch.family.modules['attention']}"
+        yield from latent.indexer_tensors(checkpoint, module)
     if arch.kv_from[index] != index:
         module = f"model.layers.{index}.{arch.family.modules['attention']}"
         for name in ("k_proj", "v_proj", "k_norm"):

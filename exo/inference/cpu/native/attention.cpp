@@ -18,16 +18,17 @@ void Model::attention(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const int kv_heads = shape_of(layer).heads, head_dim = shape_of(layer).dim;
   const int heads = layer.heads > 0 ? layer.heads : spec_.heads;
-  const int64_t hd = head_dim, q_width = heads * hd, kv_width = kv_heads * hd;
+  const int64_t hd = head_dim, vd = shape_of(layer).value_dim, q_width = heads * hd;
+  const int64_t k_width = kv_heads * hd, v_width = kv_heads * vd;
   const Matrix* laurel = layer.alt_up ? layer.alt_up->left.get() : nullptr;
   norm_for_mixer(layer,
                  {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get(), laurel});
   grow(q_, rows_ * q_width);
-  grow(k_, rows_ * kv_width);
-  grow(v_, rows_ * kv_width);
+  grow(k_, rows_ * k_width);
+  grow(v_, rows_ * v_width);
   std::vector<LinearJob> jobs = {{layer.q.get(), &normed_, 0, rows_, q_.data(), q_width}};
-  if (layer.k) jobs.push_back({layer.k.get(), &normed_, 0, rows_, k_.data(), kv_width});
-  if (layer.v) jobs.push_back({layer.v.get(), &normed_, 0, rows_, v_.data(), kv_width});
+  if (layer.k) jobs.push_back({layer.k.get(), &normed_, 0, rows_, k_.data(), k_width});
+  if (layer.v) jobs.push_back({layer.v.get(), &normed_, 0, rows_, v_.data(), v_width});
   if (layer.output_gate) {
     const int64_t width = layer.output_gate->rows;
     grow(z_, rows_ * width);
@@ -36,9 +37,9 @@ void Model::attention(const Layer& layer, int index) {
   run_linear(jobs, spec_.precise);
   each_row(rows_, [&](int64_t i) {
     float* q = q_.data() + i * q_width;
-    float* key = layer.k ? k_.data() + i * kv_width : nullptr;
-    float* value = v_.data() + i * kv_width;
-    if (layer.k && !layer.v) std::memcpy(value, key, at_least(kv_width) * sizeof(float));
+    float* key = layer.k ? k_.data() + i * k_width : nullptr;
+    float* value = v_.data() + i * v_width;
+    if (layer.k && !layer.v) std::memcpy(value, key, at_least(v_width) * sizeof(float));
     const auto norm_heads = [&](float* row, int heads, const std::vector<float>& weight) {
       if (weight.empty() || row == nullptr) return;
       if (static_cast<int64_t>(weight.size()) == hd) {
@@ -73,13 +74,15 @@ void Model::attention(const Layer& layer, int index) {
     for (int h = 0; h < kv_heads; h++) {
       const KVView kv = cache_->view(nullptr, index, h);
       k.store_key(key + h * hd, page + kv.key_offset, slot, head_dim, kv.type);
-      k.store_value(value + h * hd, page + kv.value_offset, slot, head_dim, kv.type);
+      k.store_value(value + h * vd, page + kv.value_offset, slot, kv.value_dim, kv.type);
     }
   });
-  attended_.resize(rows_, q_width, groups_of({layer.o.get()}));
+  attended_.resize(rows_, heads * vd, groups_of({layer.o.get()}));
   attend(layer, index);
   each_row(rows_, [&](int64_t i) {
-    if (layer.output_gate) gate_output(layer, z_.data() + i * layer.output_gate->rows, q_width, i);
+    if (layer.output_gate) {
+      gate_output(layer, z_.data() + i * layer.output_gate->rows, heads * vd, i);
+    }
     attended_.quantize(i, 1);
   });
   project_out(*layer.o, layer);
@@ -108,11 +111,11 @@ void Model::gate_output(const Layer& layer, float* gate, int64_t width, int64_t 
 
 // Tasks are (tile of a slice's tokens, KV head); where that is a single tile, whose work would be
 // too little shared, (chunk of keys, KV head), merged afterwards in the same order.
-void Model::attend(const Layer& layer, int index) {
+void Model::attend(const Layer& layer, int index, int64_t positions_below) {
   const KernelTable& kernel = kernels();
   const HeadShape shape = shape_of(layer);
   const int heads = layer.heads > 0 ? layer.heads : spec_.heads;
-  const int64_t hd = shape.dim, q_width = heads * hd;
+  const int64_t hd = shape.dim, vd = shape.value_dim, q_width = heads * hd;
   const int per_kv = heads / shape.heads;
   const AttentionRule rule{spec_.attention_soft_cap, layer.window, layer.in_chunks};
   struct Task {
@@ -125,13 +128,14 @@ void Model::attend(const Layer& layer, int index) {
   tasks.clear();
   int64_t row = 0, partial = 0;
   for (const Slice& slice : *slices_) {
-    for (int64_t i = 0; i < slice.length; i += kQueryTile) {
-      const int64_t count = std::min(kQueryTile, slice.length - i);
+    const int64_t length = std::clamp<int64_t>(positions_below - slice.start, 0, slice.length);
+    for (int64_t i = 0; i < length; i += kQueryTile) {
+      const int64_t count = std::min(kQueryTile, length - i);
       const int64_t seen = slice.start + i + count;
       const int64_t oldest = std::max<int64_t>(0, rule.first_seen(slice.start + i));
       const int64_t begin = oldest / kChunkTokens, end = (seen + kChunkTokens - 1) / kChunkTokens;
       for (int h = 0; h < shape.heads; h++) {
-        if (slice.length > kQueryTile || end - begin == 1) {
+        if (length > kQueryTile || end - begin == 1) {
           tasks.push_back({row + i, count, begin, end, -1, h});
           continue;
         }
@@ -143,7 +147,7 @@ void Model::attend(const Layer& layer, int index) {
     }
     row += slice.length;
   }
-  grow(partial_out_, partial * hd);
+  grow(partial_out_, partial * vd);
   if (partials_.size() < at_least(partial)) partials_.resize(at_least(partial));
   const auto run = [&](const Task& task) {
     constexpr int kMaxRows = 256;
@@ -164,27 +168,28 @@ void Model::attend(const Layer& layer, int index) {
       if (task.partial >= 0) {
         const int64_t place = task.partial + t0 * per_kv;
         kernel.attend_chunk(kv, rule, task.begin, queries, positions, rows,
-                            partial_out_.data() + place * hd, partials_.data() + place);
+                            partial_out_.data() + place * vd, partials_.data() + place);
         continue;
       }
-      grow(sums, rows * hd);
-      grow(other, rows * hd);
+      grow(sums, rows * vd);
+      grow(other, rows * vd);
       for (int r = 0; r < rows; r++) merged[r] = {0.f, 0.f};
       for (int64_t c = task.begin; c < task.end; c++) {
         kernel.attend_chunk(kv, rule, c, queries, positions, rows, other.data(), found);
         for (int r = 0; r < rows; r++) {
-          kernel.merge(sums.data() + r * hd, merged[r], other.data() + r * hd, found[r], shape.dim);
+          kernel.merge(sums.data() + r * vd, merged[r], other.data() + r * vd, found[r],
+                       shape.value_dim);
         }
       }
       for (int r = 0; r < rows; r++) {
         const int head = task.head * per_kv + r % per_kv;
-        float* out = attended_.row(task.row + t0 + r / per_kv) + head * hd;
+        float* out = attended_.row(task.row + t0 + r / per_kv) + head * vd;
         if (!layer.sinks.empty()) {
-          kernel.merge(sums.data() + r * hd, merged[r], nullptr, {layer.sinks[at_least(head)], 1.f},
-                       shape.dim);
+          kernel.merge(sums.data() + r * vd, merged[r], nullptr, {layer.sinks[at_least(head)], 1.f},
+                       shape.value_dim);
         }
-        kernel.normalize(sums.data() + r * hd, merged[r], shape.dim);
-        std::memcpy(out, sums.data() + r * hd, at_least(hd) * sizeof(float));
+        kernel.normalize(sums.data() + r * vd, merged[r], shape.value_dim);
+        std::memcpy(out, sums.data() + r * vd, at_least(vd) * sizeof(float));
       }
     }
   };
@@ -207,17 +212,17 @@ void Model::attend(const Layer& layer, int index) {
       }
       for (int64_t r = 0; r < task.count * per_kv; r++) {
         const int head = task.head * per_kv + static_cast<int>(r % per_kv);
-        float* out = attended_.row(task.row + r / per_kv) + head * hd;
+        float* out = attended_.row(task.row + r / per_kv) + head * vd;
         Partial merged{0.f, 0.f};
         for (size_t p = t; p < stop; p++) {
           const int64_t from = tasks[p].partial + r;
-          kernel.merge(out, merged, partial_out_.data() + from * hd, partials_[at_least(from)],
-                       shape.dim);
+          kernel.merge(out, merged, partial_out_.data() + from * vd, partials_[at_least(from)],
+                       shape.value_dim);
         }
         if (!layer.sinks.empty()) {
-          kernel.merge(out, merged, nullptr, {layer.sinks[at_least(head)], 1.f}, shape.dim);
+          kernel.merge(out, merged, nullptr, {layer.sinks[at_least(head)], 1.f}, shape.value_dim);
         }
-        kernel.normalize(out, merged, shape.dim);
+        kernel.normalize(out, merged, shape.value_dim);
       }
     }
     t = stop;

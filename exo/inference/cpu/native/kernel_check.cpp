@@ -314,6 +314,43 @@ void check_recurrent_kernels() {
   }
 }
 
+// What an indexer thinks of keys, against plain loops: of the second of two chunks.
+void check_score_chunk() {
+  const KernelTable& k = kernels();
+  const int dim = 24, count = 13, keys = 37;
+  for (const KVType type : {KVType::kFloat32, KVType::kFloat16, KVType::kInt8}) {
+    const int64_t bytes = KVView::half_bytes(type, dim);
+    std::vector<Buffer> pages;
+    std::vector<uint8_t*> places;
+    for (int p = 0; p < 2 * kChunkTokens / kPageTokens; p++) {
+      pages.emplace_back(bytes);
+      places.push_back(pages.back().data());
+    }
+    const auto stored = random_floats(keys * dim), queries = random_floats(count * dim);
+    const auto weights = random_floats(count);
+    for (int j = 0; j < keys; j++) {
+      uint8_t* page = places[static_cast<size_t>((kChunkTokens + j) / kPageTokens)];
+      k.store_key(stored.data() + j * dim, page, j % kPageTokens, dim, type);
+    }
+    std::vector<const float*> of_each;
+    for (int i = 0; i < count; i++) of_each.push_back(queries.data() + i * dim);
+    std::vector<float> out(48);
+    k.score_chunk({places.data(), 0, bytes, type, dim, 0}, 1, of_each.data(), weights.data(), count,
+                  keys, out.data());
+    out.resize(keys);
+    add_to_digest(out);
+    for (int j = 0; j < keys; j++) {
+      double all = 0;
+      for (int i = 0; i < count; i++) {
+        double sum = 0;
+        for (int d = 0; d < dim; d++) sum += double{queries[i * dim + d]} * stored[j * dim + d];
+        all += weights[i] * std::max(sum, 0.);
+      }
+      expect(std::fabs(out[j] - all) < (type == KVType::kInt8 ? 0.3 : 0.03), "an indexer's score");
+    }
+  }
+}
+
 void check_fading() {
   const int count = 37;
   for (const float bound : {0.f, -5.f}) {
@@ -390,19 +427,19 @@ void check_activations() {
 
 // Layers that remember a state, attention over latents, an expert for every token, layers of one
 // part only, gates that are missing.
-Model recurrent_model() {
+Model recurrent_model(int kv_bits) {
   Spec spec;
   spec.hidden = 64, spec.heads = 3, spec.kv_heads = 1, spec.head_dim = 48;
   spec.attention_scale = 0.2f, spec.cache_limit_bytes = 1 << 26;
   spec.experts_per_token = 2, spec.routing = Routing::kSigmoidSummed1;
-  spec.weighs_inputs = true;
+  spec.weighs_inputs = true, spec.kv_bits = kv_bits;
   spec.expert_groups = 3, spec.groups_per_token = 2, spec.judged_per_group = 2;
   Model model(spec);
   model.ropes = {{{1.f, 0.3f, 0.1f, 0.03f}, 1.f, true}};
   const auto convolution = [](int channels) {
     return Convolution{random_floats(static_cast<size_t>(3 * channels)), {}, 3};
   };
-  model.layers.resize(7);
+  model.layers.resize(9);
   for (Layer& layer : model.layers) {
     layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
     layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 4, 32);
@@ -438,7 +475,25 @@ Model recurrent_model() {
     latent.unembed.push_back(random_affine(20, 32, 4, 32));
   }
   Layer& last = model.layers[2];
-  last.latent = std::make_shared<LatentAttention>(std::move(latent));
+  last.latent = std::make_shared<LatentAttention>(latent);
+  // An indexer chooses for two layers, of tokens that come late.
+  latent.q_a = random_affine(32, 64, 4, 32), latent.q_b = random_affine(3 * 40, 32, 4, 32);
+  latent.q_a_norm = std::vector<float>(32, 1.f);
+  latent.most = 70;
+  for (const size_t number : {7, 8}) {
+    Layer& sparse = model.layers[number];
+    if (number == 7) {
+      Indexer indexer;
+      indexer.q = random_affine(5 * 24, 32, 4, 32), indexer.k = random_affine(24, 64, 4, 32);
+      indexer.weights = random_dense(5, 64);
+      indexer.k_norm = std::vector<float>(24, 1.f), indexer.k_norm_bias = random_floats(24);
+      indexer.heads = 5, indexer.dim = 24;
+      latent.indexer = std::make_shared<Indexer>(std::move(indexer));
+    }
+    sparse.latent = std::make_shared<LatentAttention>(latent);
+    sparse.rope = 0, sparse.o = random_dense(64, 60);
+    latent.indexer = nullptr;
+  }
   last.rope = 0, last.o = random_dense(64, 60), last.router = random_dense(6, 64);
   last.router_bias = random_floats(6), last.shared_gate = random_dense(1, 64);
   for (int e = 0; e < 6; e++) {
@@ -471,8 +526,8 @@ Model recurrent_model() {
   return model;
 }
 
-void check_recurrent_model() {
-  Model model = recurrent_model();
+void check_recurrent_model(int kv_bits) {
+  Model model = recurrent_model(kv_bits);
   const int length = 120;
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
@@ -541,10 +596,11 @@ int main() {
     check_model(8, 72);  // a group, and a part of one
     check_recurrent_kernels();
     check_fading();
+    check_score_chunk();
     check_layer_norm();
     check_activations();
     check_fused_steps();
-    check_recurrent_model();
+    for (const int bits : {16, 8, 32}) check_recurrent_model(bits);
     std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(digest));
   }
   return 0;

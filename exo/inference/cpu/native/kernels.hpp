@@ -104,7 +104,7 @@ inline constexpr int64_t size_of(KVType type) {
 }
 
 // The keys and values of one layer and one KV head, in pages.
-//   page(i) + key_offset: [kPageTokens / 16][head_dim][16] keys; + value_offset: [64][head_dim].
+//   page(i) + key_offset: [kPageTokens / 16][head_dim][16] keys; + value_offset: [64][value_dim].
 // Where they are bytes, scales follow: of keys [kPageTokens / 16][groups][16], of values
 // [64][groups].
 struct KVView {
@@ -112,7 +112,7 @@ struct KVView {
   int64_t key_offset;    // bytes
   int64_t value_offset;  // bytes
   KVType type;
-  int head_dim;
+  int head_dim, value_dim;
 
   // Bytes that the keys, or the values, of one page take.
   static constexpr int64_t half_bytes(KVType type, int64_t head_dim) {
@@ -211,15 +211,19 @@ struct KernelTable {
 
   // One chunk of attention for `count` query rows that share a KV head.
   //   queries[i]: float32 [head_dim], scaled already; positions[i]: its token's position.
-  //   out: float32 [count, head_dim], unnormalized; partials: [count], sum 0 where no key is seen.
+  //   out: float32 [count, value_dim], unnormalized; partials: [count], sum 0 where no key is seen.
   void (*attend_chunk)(const KVView& kv, const AttentionRule& rule, int64_t chunk,
                        const float* const* queries, const int64_t* positions, int count, float* out,
                        Partial* partials);
   // Folds a later chunk's (or a sink's, out null) partial result into an earlier one's.
   void (*merge)(float* out, Partial& partial, const float* other, const Partial& other_partial,
-                int head_dim);
+                int value_dim);
   // out *= 1 / sum
-  void (*normalize)(float* out, const Partial& partial, int head_dim);
+  void (*normalize)(float* out, const Partial& partial, int value_dim);
+  // out[j] = sum over `count` queries of weights[i] * max(0, queries[i] . key j), for the first
+  // `keys` keys of a chunk; out has room for keys up to the next multiple of 16.
+  void (*score_chunk)(const KVView& kv, int64_t chunk, const float* const* queries,
+                      const float* weights, int count, int keys, float* out);
 
   // out[c] = sum over taps of weights[tap][c] * x[tap * stride + c] (+ bias[c]), c < channels, a
   // null bias being none; through SiLU where `silu`.

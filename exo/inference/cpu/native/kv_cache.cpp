@@ -7,8 +7,7 @@ namespace exo {
 
 KVCache::KVCache(const CacheShape& shape) : shape_(shape) {
   for (const HeadShape& layer : shape_.layers) {
-    const int64_t bytes = layer.heads * 2 * KVView::half_bytes(shape_.type, layer.dim);
-    begin_.push_back(begin_.back() + bytes);
+    begin_.push_back(begin_.back() + layer.heads * head_bytes(layer));
   }
 }
 
@@ -75,10 +74,15 @@ uint8_t* const* KVCache::pages(const std::string& sequence) const {
 }
 
 KVView KVCache::view(uint8_t* const* pages, int layer, int head) const {
-  const int dim = shape_.layers[static_cast<size_t>(layer)].dim;
-  const int64_t half = KVView::half_bytes(shape_.type, dim);
-  const int64_t base = begin_[static_cast<size_t>(layer)] + head * 2 * half;
-  return {pages, base, base + half, shape_.type, dim};
+  const HeadShape& shape = shape_.layers[static_cast<size_t>(layer)];
+  const int64_t base = begin_[static_cast<size_t>(layer)] + head * head_bytes(shape);
+  const int64_t values = base + KVView::half_bytes(shape_.type, shape.dim);
+  return {pages, base, values, shape_.type, shape.dim, shape.value_dim};
+}
+
+int64_t KVCache::head_bytes(const HeadShape& shape) const {
+  return KVView::half_bytes(shape_.type, shape.dim) +
+         KVView::half_bytes(shape_.type, shape.value_dim);
 }
 
 uint8_t* KVCache::lend() {

@@ -23,10 +23,10 @@ struct CacheFullError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A layer's keys, and its values: heads of so many numbers.
+// A layer's keys and values: heads of so many numbers each.
 struct HeadShape {
   int heads;
-  int dim;
+  int dim, value_dim;
 };
 
 struct CacheShape {
@@ -66,6 +66,7 @@ class KVCache {
   static size_t pages_for(int64_t tokens) {
     return static_cast<size_t>((tokens + kPageTokens - 1) / kPageTokens);
   }
+  int64_t head_bytes(const HeadShape& shape) const;  // of one head in a page
   uint8_t* lend();
   void give_back(Table& table, size_t keep);
 

@@ -7,15 +7,15 @@
 
 namespace exo {
 
-// A cached key is what is turned, then the latent, then zeros up to head_dim; a value the same with
-// zeros for what is turned.
-void Model::latent_attention(const Layer& layer, int index) {
+// A cached key is what is turned, then the latent, then zeros up to head_dim; a value the latent.
+void Model::latent_attention(const Layer& layer, int place) {
   const KernelTable& k = kernels();
   const LatentAttention& latent = *layer.latent;
   const int64_t heads = spec_.heads, hd = spec_.head_dim, nope = latent.nope, rank = latent.rank;
   const int64_t turned = latent.turned, own = nope + turned, q_width = heads * own;
   const MatrixPtr& first = latent.q_a ? latent.q_a : latent.q_b;
-  norm_for_mixer(layer, {first.get(), latent.kv_a.get()});
+  const Indexer* indexer = latent.indexer.get();
+  norm_for_mixer(layer, {first.get(), latent.kv_a.get(), indexer ? indexer->k.get() : nullptr});
   grow(in_, rows_ * first->rows);
   grow(up_, rows_ * (rank + turned));
   run_linear({{first.get(), &normed_, 0, rows_, in_.data(), first->rows},
@@ -24,7 +24,8 @@ void Model::latent_attention(const Layer& layer, int index) {
   const float* queries = in_.data();
   if (latent.q_a) {
     const int64_t width = latent.q_a->rows;
-    gated_.resize(rows_, width, groups_of({latent.q_b.get()}));
+    gated_.resize(rows_, width,
+                  groups_of({latent.q_b.get(), indexer ? indexer->q.get() : nullptr}));
     each_row(rows_, [&](int64_t i) {
       k.rms_norm(in_.data() + i * width, latent.q_a_norm.data(), gated_.row(i), width,
                  latent.norm_eps);
@@ -33,6 +34,7 @@ void Model::latent_attention(const Layer& layer, int index) {
     grow(z_, rows_ * q_width);
     run_linear({{latent.q_b.get(), &gated_, 0, rows_, z_.data(), q_width}}, spec_.precise);
     queries = z_.data();
+    if (indexer) index(layer, place + 1);
   }
 
   // Each head's part through a matrix of its own.
@@ -60,9 +62,9 @@ void Model::latent_attention(const Layer& layer, int index) {
 
   grow(q_, rows_ * heads * hd);
   grow(k_, rows_ * hd);
-  grow(v_, rows_ * hd);
+  grow(v_, rows_ * rank);
   each_row(rows_, [&](int64_t i) {
-    float *q = q_.data() + i * heads * hd, *key = k_.data() + i * hd, *value = v_.data() + i * hd;
+    float *q = q_.data() + i * heads * hd, *key = k_.data() + i * hd, *value = v_.data() + i * rank;
     std::fill(q, q + heads * hd, 0.f);
     for (int64_t h = 0; h < heads; h++) {
       copy(q + h * hd, queries + i * q_width + h * own + nope, turned);
@@ -70,10 +72,9 @@ void Model::latent_attention(const Layer& layer, int index) {
     }
     const float* compressed = up_.data() + i * (rank + turned);
     std::fill(key, key + hd, 0.f);
-    std::fill(value, value + hd, 0.f);
     copy(key, compressed + rank, turned);
-    k.rms_norm(compressed, latent.kv_a_norm.data(), value + turned, rank, latent.norm_eps);
-    copy(key + turned, value + turned, rank);
+    k.rms_norm(compressed, latent.kv_a_norm.data(), value, rank, latent.norm_eps);
+    copy(key + turned, value, rank);
     if (layer.rope >= 0) {
       const size_t r = static_cast<size_t>(layer.rope);
       const int pairs = static_cast<int>(ropes[r].frequencies.size());
@@ -86,17 +87,18 @@ void Model::latent_attention(const Layer& layer, int index) {
     for (int64_t d = 0; d < heads * hd; d++) q[d] *= scale;
     uint8_t* page = pages_[row.slice][row.position / kPageTokens];
     const int slot = static_cast<int>(row.position % kPageTokens);
-    const KVView kv = cache_->view(nullptr, index, 0);
+    const KVView kv = cache_->view(nullptr, place, 0);
     k.store_key(key, page + kv.key_offset, slot, spec_.head_dim, kv.type);
-    k.store_value(value, page + kv.value_offset, slot, spec_.head_dim, kv.type);
+    k.store_value(value, page + kv.value_offset, slot, latent.rank, kv.type);
   });
-  attended_.resize(rows_, heads * hd, {});
-  attend(layer, index);
+  attended_.resize(rows_, heads * rank, {});
+  attend(layer, place, latent.most > 0 ? latent.most : INT64_MAX);
+  if (latent.most > 0) attend_chosen(layer, place);
 
   by_head_.resize(rows_ * heads, rank, groups_of({latent.unembed.front().get()}));
   each_row(rows_, [&](int64_t i) {
     for (int64_t h = 0; h < heads; h++) {
-      copy(by_head_.row(h * rows_ + i), attended_.row(i) + h * hd + turned, rank);
+      copy(by_head_.row(h * rows_ + i), attended_.row(i) + h * rank, rank);
     }
   });
   through(latent.unembed, convolved_);

@@ -50,15 +50,19 @@ CacheShape Model::cache_shape() const {
   std::vector<HeadShape> shapes;
   for (const Layer& layer : layers) {
     if (layer.caches()) shapes.push_back(shape_of(layer));
+    if (const Indexer* indexer = layer.indexer()) shapes.push_back({1, indexer->dim, 0});
   }
   // Pages are what a cache is counted in, also where no layer attends.
-  if (shapes.empty()) shapes.push_back({spec_.kv_heads, spec_.head_dim});
+  if (shapes.empty()) shapes.push_back({spec_.kv_heads, spec_.head_dim, spec_.head_dim});
   return {std::move(shapes), kv_type(spec_.kv_bits), spec_.cache_limit_bytes};
 }
 
 HeadShape Model::shape_of(const Layer& layer) const {
-  return {layer.kv_heads > 0 ? layer.kv_heads : spec_.kv_heads,
-          layer.head_dim > 0 ? layer.head_dim : spec_.head_dim};
+  const int dim = layer.head_dim > 0 ? layer.head_dim : spec_.head_dim;
+  return {layer.kv_heads > 0 ? layer.kv_heads : spec_.kv_heads, dim,
+          layer.latent          ? layer.latent->rank
+          : layer.value_dim > 0 ? layer.value_dim
+                                : dim};
 }
 
 int64_t Model::state_bytes() const {
@@ -151,7 +155,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
   for (const Layer& layer : layers) {
     const size_t index = cached.size();
     cached.push_back(layer.kv_from >= 0 ? cached[at_least(layer.kv_from)] : caching);
-    caching += layer.caches() ? 1 : 0;
+    caching += (layer.caches() ? 1 : 0) + (layer.indexer() != nullptr ? 1 : 0);
     if (layer.alt_up) predict_streams(*layer.alt_up);
     if (layer.parallel || layer.mixes_twice())
       before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);

@@ -82,6 +82,16 @@ struct ShortConvolution {
   Convolution convolution;
 };
 
+// DeepSeek V3.2's: of all keys a query sees which it attends to, the best by a sum over `heads` of
+// weights(x) * max(0, q . k). One k for all heads, normed, in the KV cache.
+struct Indexer {
+  MatrixPtr q, k, weights;  // q reads what LatentAttention::q_b does
+  std::vector<float> k_norm, k_norm_bias;
+  int heads = 0, dim = 0;
+  bool interleaved = false;  // see Rope
+  float norm_eps = 1e-6f;
+};
+
 // Attention over latents (DeepSeek V2, arXiv:2405.04434, 2.1): the cache holds, for all heads
 // together, what is turned by position and a latent [rank]; of each head `embed` [rank, nope] takes
 // a query there and `unembed` [value_dim, rank] what was attended back.
@@ -91,6 +101,8 @@ struct LatentAttention {
   std::vector<MatrixPtr> embed, unembed;
   float norm_eps = 1e-6f;
   int nope = 0, turned = 0, rank = 0, value_dim = 0;
+  int most = 0;                      // keys that a query attends to; 0: all
+  std::shared_ptr<Indexer> indexer;  // null: those that the layer before did
 };
 
 // Gemma 3n's and 4's: beside its hidden state each token has, for each layer, `dim` numbers of its
@@ -149,7 +161,7 @@ struct Layer {
   // [head_dim], or [heads * head_dim] over all heads at once
   std::vector<float> q_norm, k_norm, v_norm;
   // Where layers differ; 0: Spec's. Without `v` the values are what `k` gives.
-  int heads = 0, kv_heads = 0, head_dim = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   int kv_from = -1;  // the layer of this shard whose keys and values these queries read
   bool norm_after_rope = false;
   std::vector<float> sinks;  // [heads]
@@ -188,6 +200,7 @@ struct Layer {
   // Attends and has a state; both read the layer's input.
   bool mixes_twice() const { return attends() && state_space; }
   bool caches() const { return attends() && kv_from < 0; }
+  const Indexer* indexer() const { return latent ? latent->indexer.get() : nullptr; }
   int64_t state_floats() const;  // what a sequence takes beside the KV cache
 };
 
@@ -294,11 +307,18 @@ class Model {
   void add_laurel(const AltUp& up);
   // `index` among the layers that cache; `state` where its part of a sequence's state begins.
   void attention(const Layer& layer, int index);
-  void attend(const Layer& layer, int index);
+  // Of tokens at positions below so many.
+  void attend(const Layer& layer, int index, int64_t positions_below = INT64_MAX);
   void activate(float limit, float* row, const float* up, int64_t width) const;
   float query_scale(const Layer& layer, int64_t position) const;
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
-  void latent_attention(const Layer& layer, int index);
+  void latent_attention(const Layer& layer, int place);
+  // An indexer's keys into place `index` of the KV cache, and what it chooses for tokens that see
+  // more keys than `most`: positions, in their order, of row i from chosen_[i * most] on.
+  void index(const Layer& layer, int index);
+  void choose_keys(const LatentAttention& latent, int index);
+  std::vector<int64_t> choosing_rows(int64_t most) const;
+  void attend_chosen(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
   // out = up (down normed_)
   void through_both(const Matrix& down, const Matrix& up, bool precise, float* out);
@@ -338,6 +358,9 @@ class Model {
   Lines<float> x_, before_, q_, k_, v_, up_, y_, partial_out_, router_out_, expert_out_,
       shared_out_;
   Lines<float> in_, window_, convolved_, z_;
+  Lines<float> index_q_, index_weights_, index_scores_;
+  std::vector<int32_t> chosen_;
+  Lines<uint8_t> chosen_pages_;
   std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;
   Lines<float> token_inputs_;  // [rows, layers * dim]

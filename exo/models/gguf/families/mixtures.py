@@ -39,6 +39,13 @@ LATENTS = {
     "attn_kv_b": "self_attn.kv_b_proj",
     **_ROUTED,
 }
+_INDEXED = {
+    **LATENTS,
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+}
 _ERNIE = {
     **_SWITCHED,
     **shared("mlp.shared_experts"),
@@ -254,6 +261,38 @@ def latents(metadata: Metadata, config: Config) -> Config:
     return found
 
 
+def _indexed(metadata: Metadata, config: Config) -> Config:
+    """DeepSeek V3.2."""
+    check_sigmoid(metadata)
+    return {
+        **latents(metadata, config),
+        "index_n_heads": metadata("attention.indexer.head_count"),
+        "index_head_dim": metadata("attention.indexer.key_length"),
+        "index_topk": metadata("attention.indexer.top_k"),
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
+
+
+_GLM_5_2_CONTEXT = 1 << 20
+"""Where a file of GLM 5 does not say which layers have an indexer: from this context on it is of
+GLM 5.2, of whose layers it is the first three and then every fourth (glm-dsa.cpp)."""
+
+
+def _glm_dsa(metadata: Metadata, config: Config) -> Config:
+    found = _indexed(metadata, config)
+    layers = range(config["num_hidden_layers"])
+    own = metadata.of_layers("attention.indexer.types")
+    if not own and config["max_position_embeddings"] >= _GLM_5_2_CONTEXT:
+        own = [int(i < 2 or i % 4 == 2) for i in layers]
+    rope = found.get("rope_scaling") or {"rope_type": "default"}
+    return {
+        **found,
+        "rope_parameters": {**rope, "rope_theta": config["rope_theta"]},
+        **({"indexer_types": ["full" if one else "shared" for one in own]} if own else {}),
+    }
+
+
 def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
     groups = metadata("expert_group_count", 1)
     return {
@@ -316,6 +355,8 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
     "deepseek2": GGUFFamily("glm4_moe_lite", tensors=LATENTS, config=latents),
+    "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
+    "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
     "mistral4": MISTRAL4,
 }
 

@@ -98,16 +98,16 @@ void score_tile(const KVView& kv, int64_t chunk, int begin, int end, const float
 template <KVType T, int R, int V>
 void weigh_values(const KVView& kv, int64_t chunk, int begin, int end, int64_t d,
                   const float (*p)[kChunkTokens], float* out) {
-  const int64_t groups = kv_groups(kv.head_dim), group = d / kKVGroup;
+  const int64_t groups = kv_groups(kv.value_dim), group = d / kKVGroup;
   VecF sum[R][V] = {};
   for (int j = begin; j < end;) {
     const int64_t token = chunk * kChunkTokens + j;
     const uint8_t* values = kv.pages[token / kPageTokens] + kv.value_offset;
-    const float* scale = scales_of(values, kv.head_dim) + token % kPageTokens * groups + group;
+    const float* scale = scales_of(values, kv.value_dim) + token % kPageTokens * groups + group;
     const int last = static_cast<int>(kPageTokens - token % kPageTokens) + j;
     const int stop = last < end ? last : end;
-    int64_t at = token % kPageTokens * kv.head_dim + d;
-    for (; j < stop; j++, at += kv.head_dim, scale += groups) {
+    int64_t at = token % kPageTokens * kv.value_dim + d;
+    for (; j < stop; j++, at += kv.value_dim, scale += groups) {
       float weights[R];
       for (int r = 0; r < R; r++) {
         weights[r] = T == KVType::kInt8 ? p[r][j] * *scale : p[r][j];
@@ -119,7 +119,7 @@ void weigh_values(const KVView& kv, int64_t chunk, int begin, int end, int64_t d
     }
   }
   for (int r = 0; r < R; r++) {
-    for (int v = 0; v < V; v++) store(out + r * kv.head_dim + d + v * W, sum[r][v]);
+    for (int v = 0; v < V; v++) store(out + r * kv.value_dim + d + v * W, sum[r][v]);
   }
 }
 
@@ -176,11 +176,12 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
   constexpr int kMost = T == KVType::kInt8 ? kKVGroup / W : 8;
   constexpr int kWide = R == 1 ? (kMost < 8 ? kMost : 8) : W < 16 || R > 4 ? 2 : 4;
   int64_t d = 0;
-  for (; d + kWide * W <= kv.head_dim; d += kWide * W) {
+  for (; d + kWide * W <= kv.value_dim; d += kWide * W) {
     weigh_values<T, R, kWide>(kv, chunk, begin, end, d, scores, out);
   }
-  for (; d + W <= kv.head_dim; d += W) weigh_values<T, R, 1>(kv, chunk, begin, end, d, scores, out);
-  for (; d < kv.head_dim; d++) {  // a head narrower than a vector
+  for (; d + W <= kv.value_dim; d += W)
+    weigh_values<T, R, 1>(kv, chunk, begin, end, d, scores, out);
+  for (; d < kv.value_dim; d++) {  // a head narrower than a vector
     for (int r = 0; r < R; r++) {
       float sum = 0;
       for (int j = begin; j < end; j++) {
@@ -189,11 +190,11 @@ void attend_tile(const KVView& kv, const AttentionRule& rule, int64_t chunk,
         const int64_t slot = token % kPageTokens;
         float weight = scores[r][j];
         if constexpr (T == KVType::kInt8) {
-          weight *= scales_of(values, kv.head_dim)[slot * kv_groups(kv.head_dim) + d / kKVGroup];
+          weight *= scales_of(values, kv.value_dim)[slot * kv_groups(kv.value_dim) + d / kKVGroup];
         }
-        sum = fma(load_one<T>(values, slot * kv.head_dim + d), weight, sum);
+        sum = fma(load_one<T>(values, slot * kv.value_dim + d), weight, sum);
       }
-      out[r * kv.head_dim + d] = sum;
+      out[r * kv.value_dim + d] = sum;
     }
   }
 }
@@ -204,7 +205,7 @@ void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
                  Partial* partials) {
   int r = 0;
   for (; r + kRowTile <= count; r += kRowTile) {
-    attend_tile<T, kRowTile>(kv, rule, chunk, queries + r, positions + r, out + r * kv.head_dim,
+    attend_tile<T, kRowTile>(kv, rule, chunk, queries + r, positions + r, out + r * kv.value_dim,
                              partials + r);
   }
   if (r == count) return;
@@ -213,7 +214,7 @@ void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
   constexpr Tile kTiles[] = {nullptr,           attend_tile<T, 1>, attend_tile<T, 2>,
                              attend_tile<T, 3>, attend_tile<T, 4>, attend_tile<T, 5>,
                              attend_tile<T, 6>, attend_tile<T, 7>};
-  kTiles[count - r](kv, rule, chunk, queries + r, positions + r, out + r * kv.head_dim,
+  kTiles[count - r](kv, rule, chunk, queries + r, positions + r, out + r * kv.value_dim,
                     partials + r);
 }
 
@@ -226,27 +227,59 @@ inline void attend_chunk(const KVView& kv, const AttentionRule& rule, int64_t ch
   attend(kv, rule, chunk, queries, positions, count, out, partials);
 }
 
+template <KVType T, int R>
+void score_rows(const KVView& kv, int64_t chunk, const float* const* queries, const float* weights,
+                int keys, float* out) {
+  alignas(64) float scores[R][kChunkTokens];
+  score_tile<T, R>(kv, chunk, 0, keys, queries, scores);
+  for (int r = 0; r < R; r++) {
+    for (int j = 0; j < keys; j += W) {
+      store(out + j, fma(max(load(scores[r] + j), VecF{}), weights[r], load(out + j)));
+    }
+  }
+}
+
+template <KVType T>
+void score_all(const KVView& kv, int64_t chunk, const float* const* queries, const float* weights,
+               int count, int keys, float* out) {
+  keys = (keys + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
+  for (int j = 0; j < keys; j++) out[j] = 0.f;
+  int r = 0;
+  for (; r + kRowTile <= count; r += kRowTile) {
+    score_rows<T, kRowTile>(kv, chunk, queries + r, weights + r, keys, out);
+  }
+  for (; r < count; r++) score_rows<T, 1>(kv, chunk, queries + r, weights + r, keys, out);
+}
+
+inline void score_chunk(const KVView& kv, int64_t chunk, const float* const* queries,
+                        const float* weights, int count, int keys, float* out) {
+  const auto score = kv.type == KVType::kFloat16   ? score_all<KVType::kFloat16>
+                     : kv.type == KVType::kFloat32 ? score_all<KVType::kFloat32>
+                                                   : score_all<KVType::kInt8>;
+  score(kv, chunk, queries, weights, count, keys, out);
+}
+
 EXO_INLINE float scalar_exp(float x) { return exp(splat(x))[0]; }
 
 inline void merge(float* out, Partial& partial, const float* other, const Partial& other_partial,
-                  int head_dim) {
+                  int value_dim) {
   if (other_partial.sum == 0.f) return;
   if (partial.sum == 0.f) {
     partial = other_partial;
-    for (int d = 0; d < head_dim; d++) out[d] = other != nullptr ? other[d] : 0.f;
+    for (int d = 0; d < value_dim; d++) out[d] = other != nullptr ? other[d] : 0.f;
     return;
   }
   const float top = partial.max > other_partial.max ? partial.max : other_partial.max;
   const float a = scalar_exp(partial.max - top), b = scalar_exp(other_partial.max - top);
   partial = {top, fma(partial.sum, a, other_partial.sum * b)};
-  for (int d = 0; d < head_dim; d++) {
+  for (int d = 0; d < value_dim; d++) {
     out[d] = other != nullptr ? fma(out[d], a, other[d] * b) : out[d] * a;
   }
 }
 
-inline void normalize(float* out, const Partial& partial, int head_dim) {
+inline void normalize(float* out, const Partial& partial, int value_dim) {
   const float inverse = 1.f / partial.sum;
-  for (int d = 0; d < head_dim; d++) out[d] *= inverse;
+  for (int d = 0; d < value_dim; d++) out[d] *= inverse;
 }
 
 // Calls put(i, values[i] as float16).

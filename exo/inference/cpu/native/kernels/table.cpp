@@ -14,7 +14,8 @@ extern const KernelTable kTable;
 const KernelTable kTable = {
     EXO_ISA_NAME, quantize_rows, linear_int8, linear_bfloat16, linear_float, rms_norm,
     layer_norm,   add_scaled,    gate,        rotate,          store_key,    store_value,
-    attend_chunk, merge,         normalize,   convolve,        recur,        fade,
+    attend_chunk, merge,         normalize,   score_chunk,     convolve,     recur,
+    fade,
 };
 
 }  // namespace exo::EXO_ISA
