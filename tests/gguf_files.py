@@ -82,6 +82,7 @@ ARCHITECTURES = {
     "kimi_linear": "kimi-linear",
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
+    "mimo_v2_flash": "mimo2",
 }
 """`general.architecture` by model_type."""
 
@@ -154,7 +155,9 @@ def _own_name(name: str, names: Any) -> str:
             "model.embed_out", "embed_out"
         )
         return f"{names.get_name(module.replace('model.', 'gpt_neox.'))}.{kind}"
-    if sinks := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
+    if sinks := re.fullmatch(
+        r"model\.layers\.(\d+)\.self_attn\.(?:attention_)?sink(?:s|_bias)", name
+    ):
         return f"blk.{sinks[1]}.attn_sinks.weight"
     if name.endswith(("self_attn.gate_proj.weight", "self_attn.g_proj.weight")):
         return f"blk.{name.split('.')[2]}.attn_gate.{kind}"
@@ -428,6 +431,23 @@ def _indexed(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mimo2(config: dict[str, Any]) -> dict[str, Any]:
+    """See MimoV2Model of llama.cpp's conversion/mimo.py."""
+    slides = config["hybrid_layer_pattern"]
+    of_kind = (config["num_key_value_heads"], config["swa_num_key_value_heads"])
+    return {
+        **_routed(config),
+        "attention.head_count_kv": [of_kind[kind] for kind in slides],
+        "attention.sliding_window": config["sliding_window_size"],
+        "attention.sliding_window_pattern": [bool(kind) for kind in slides],
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "attention.layer_norm_rms_epsilon": config["layernorm_epsilon"],
+        "rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"]),
+        "rope.freq_base_swa": config["swa_rope_theta"],
+    }
+
+
 def _glm_dsa(config: dict[str, Any]) -> dict[str, Any]:
     """See GlmMoeDsaModel of llama.cpp's conversion/glm.py."""
     kinds = config.get("indexer_types")
@@ -624,6 +644,7 @@ def _ling(config: dict[str, Any]) -> dict[str, Any]:
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "deepseek_v32": _indexed,
+    "mimo_v2_flash": _mimo2,
     "glm_moe_dsa": _glm_dsa,
     "kimi_linear": _kimi_linear,
     "gemma3n": _gemma3n,

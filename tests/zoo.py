@@ -355,9 +355,11 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "add_swa_attention_sink_bias": True,
         "add_full_attention_sink_bias": False,
         "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
-        "swa_head_dim": 16,
+        "swa_num_key_value_heads": 4,
+        "head_dim": 24,
+        "swa_head_dim": 24,
         "swa_v_head_dim": 16,
+        "attention_value_scale": 0.707,
         "n_shared_experts": None,
     },
     "minicpm3": {

@@ -240,6 +240,7 @@ class Layer:
     kv_heads: int
     head_dim: int
     value_dim: int
+    value_scale: float
     kv_from: int
     norm_after_rope: bool
     sinks: list[float]

@@ -34,8 +34,8 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     kv_heads = value.of_layers("attention.head_count_kv")
     heads, hidden = max(value.of_layers("attention.head_count")), value("embedding_length")
     head_dim = value("attention.key_length", hidden // heads)
-    is_latent = value("attention.kv_lora_rank", 0)
-    if value("attention.value_length", head_dim) != head_dim and not is_latent:
+    may_differ = family.narrow_values or value("attention.kv_lora_rank", 0)
+    if value("attention.value_length", head_dim) != head_dim and not may_differ:
         raise ModelUnsupported("keys and values of different lengths")
     config: dict[str, Any] = {
         "model_type": family.model_type,

@@ -34,7 +34,16 @@ _IN_CONFIG = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 
 _NO_MODULES = (
-    *(".sinks", ".A_log", ".D", ".dt_bias", "expert_bias", "correction_bias", "router_bias"),
+    *(
+        ".sinks",
+        ".A_log",
+        ".D",
+        ".dt_bias",
+        "expert_bias",
+        "correction_bias",
+        "router_bias",
+        "sink_bias",
+    ),
     *("layer_scalar", "router.scale", ".per_expert_scale", ".correct_output_scale"),
 )
 """What mlx-lm keeps as arrays of their own, with neither weight nor bias in their names."""

@@ -79,7 +79,8 @@ class AltUp:
 class Architecture:
     """`ropes`, `windows`, `mixers`, `query_growth`, `plain_norms`, `query_heads`, `head_shapes` (KV
     heads and their size) and `kv_from` (whose keys and values are read) have one entry a layer; a
-    window of 0 sees everything before. `expert_layers` are those with a mixture. `guessing_layers`
+    window of 0 sees everything before. `expert_layers` are those with a mixture, `sink_layers` with
+    sinks. Where `value_dim` is 0, values are of the size of keys. `guessing_layers`
     come after the others and guess further tokens, as in DeepSeek V3: nothing here asks them."""
 
     family: Family
@@ -103,6 +104,8 @@ class Architecture:
     query_heads: tuple[int, ...]
     head_shapes: tuple[tuple[int, int], ...]
     kv_from: tuple[int, ...]
+    sink_layers: frozenset[int]
+    value_dim: int
     values_are_keys: frozenset[int]
     token_input_dim: int
     guessing_layers: range = range(0)
@@ -120,6 +123,7 @@ class Architecture:
     routing: str = "TOP_THEN_SOFTMAX"
     expert_scale: float = 1.0
     attention_scale: float = 1.0
+    value_scale: float = 1.0
     attention_soft_cap: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -223,6 +227,8 @@ def _read(config: Config, family: Family) -> Architecture:
         if family.head_shape
         else ((kv_heads, width),) * n_layers,
         kv_from=tuple(family.kv_from(config, i) for i in range(n_layers)),
+        sink_layers=frozenset(i for i in range(n_layers) if family.sinks(config, i)),
+        value_dim=family.value_dim(config),
         values_are_keys=frozenset(i for i in range(n_layers) if family.values_are_keys(config, i)),
         token_input_dim=int(config.get(family.token_inputs) or 0) if family.token_inputs else 0,
         guessing_layers=range(

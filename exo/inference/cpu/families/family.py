@@ -92,12 +92,16 @@ def _attends(config: Config, layer: int) -> Mixer:
     return "attention"
 
 
-def _every_layer(config: Config, layer: int) -> bool:
+def every_layer(config: Config, layer: int) -> bool:
     return True
 
 
 def _never(config: Config) -> bool:
     return False
+
+
+def _as_keys(config: Config) -> int:
+    return 0
 
 
 def _in_no_layer(config: Config, layer: int) -> bool:
@@ -155,7 +159,8 @@ class Family:
     one of two matrices. In `parallel` layers it reads what the attention does, through the
     attention's norm where it has none of its own. `in_chunks`: a window is a chunk of positions, of
     which each sees its own. `growth` is that of queries with their positions. `heads`: queries'
-    heads, and `head_shape`: KV heads and their size, where layers differ, `kv_from` the layer whose
+    heads, and `head_shape`: KV heads and their size, where layers differ, `value_dim`: the size of
+    values, 0 for that of keys, `sinks` which layers have them, `kv_from` the layer whose
     keys and values another reads; `plain_norms` which of q, k and v are normed without weights, and
     where `values_are_keys` values are what becomes the keys. `token_inputs`: the key of the config
     with the size of what tokens bring to each layer. `mixture_norms`: the native MixtureNorms', by
@@ -179,7 +184,8 @@ class Family:
     head_norms: bool = False
     norm_after_rope: bool = False
     fused_attention: Literal["", "stacked", "by_kv_head"] = ""
-    sinks: bool = False
+    sinks: Callable[[Config, int], bool] = _in_no_layer
+    value_dim: Callable[[Config], int] = _as_keys
     output_gate: Literal["", "in_queries", "sigmoid", "softplus"] = ""
     latent: bool = False
     latent_eps: float = 1e-6
@@ -188,7 +194,7 @@ class Family:
     window: Callable[[Config, int], int] = full_attention
     in_chunks: bool = False
     mixer: Callable[[Config, int], Mixer] = _attends
-    mlps: Callable[[Config, int], bool] = _every_layer
+    mlps: Callable[[Config, int], bool] = every_layer
     gated: bool = True
     parallel: Callable[[Config], bool] = _never
     growth: Callable[[Config, int], Growth | None] = _no_growth

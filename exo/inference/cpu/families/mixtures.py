@@ -95,6 +95,37 @@ def _latent_scales(config: Config) -> dict[str, float]:
     return {"attention_scale": scale}
 
 
+def _mimo_slides(config: Config, layer: int) -> bool:
+    return bool(config["hybrid_layer_pattern"][layer])
+
+
+def _mimo_config(config: Config) -> Config:
+    same = [(f"swa_{key}", key) for key in ("head_dim", "v_head_dim")]
+    if any(config.get(sliding, config[key]) != config[key] for sliding, key in same):
+        raise ModelUnsupported("heads of another size in layers that see a window")
+    return {**config, "rms_norm_eps": config["layernorm_epsilon"]}
+
+
+def _mimo_rope(config: Config, layer: int) -> RopeTable | None:
+    theta = config["swa_rope_theta" if _mimo_slides(config, layer) else "rope_theta"]
+    return partial_rope({**config, "rope_theta": theta, "rope_scaling": None}, layer)
+
+
+def _mimo_heads(config: Config, layer: int) -> int:
+    prefix = "swa_" if _mimo_slides(config, layer) else ""
+    return int(config[f"{prefix}num_attention_heads"])
+
+
+def _mimo_head_shape(config: Config, layer: int) -> tuple[int, int]:
+    prefix = "swa_" if _mimo_slides(config, layer) else ""
+    return int(config[f"{prefix}num_key_value_heads"]), int(config["head_dim"])
+
+
+def _mimo_has_sinks(config: Config, layer: int) -> bool:
+    kind = "swa" if _mimo_slides(config, layer) else "full"
+    return bool(config[f"add_{kind}_attention_sink_bias"])
+
+
 def _glm_dsa_config(config: Config) -> Config:
     rope = config["rope_parameters"]
     return {
@@ -209,6 +240,28 @@ _DEEPSEEK_V3 = Family(
     ),
 )
 
+_MIMO_V2 = Family(
+    tied=False,
+    tied_by_config=False,
+    sinks=_mimo_has_sinks,
+    rope=_mimo_rope,
+    window=lambda config, layer: (
+        int(config["sliding_window_size"]) if _mimo_slides(config, layer) else 0
+    ),
+    heads=_mimo_heads,
+    head_shape=_mimo_head_shape,
+    value_dim=lambda config: int(config["v_head_dim"]),
+    scales=lambda config: {
+        "attention_scale": config["head_dim"] ** -0.5,
+        "value_scale": float(config.get("attention_value_scale") or 1.0),
+    },
+    experts=replace(
+        GLM4_EXPERTS, layers=lambda config, layer: bool(config["moe_layer_freq"][layer])
+    ),
+    config=_mimo_config,
+    renames={"attention_sink_bias": "sinks"},
+)
+
 MIXTURES: Mapping[str, Family] = {
     "deepseek_v2": replace(
         _DEEPSEEK_V3,
@@ -225,6 +278,7 @@ MIXTURES: Mapping[str, Family] = {
     "deepseek_v32": replace(
         _DEEPSEEK_V3, config=lambda config: {"indexer_rope_interleave": False, **config}
     ),
+    "mimo_v2_flash": _MIMO_V2,
     "glm_moe_dsa": replace(_DEEPSEEK_V3, config=_glm_dsa_config),
     "mistral4": replace(
         _DEEPSEEK_V3,
@@ -262,7 +316,7 @@ MIXTURES: Mapping[str, Family] = {
         tied_by_config=False,
         head_dim=64,
         activation="CLAMPED_SWIGLU",
-        sinks=True,
+        sinks=_every_layer,
         rope=gpt_oss_rope,
         window=gpt_oss_window,
         experts=_GPT_OSS_EXPERTS,

@@ -20,7 +20,7 @@ def tensors(
         yield f"{prefix}.q_norm.weight"
         if has_keys:
             yield f"{prefix}.k_norm.weight"
-    if arch.family.sinks:
+    if index in arch.sink_layers:
         yield f"{prefix}.sinks"
     for name in _projections(arch, index):
         yield from checkpoint.parts(f"{prefix}.{name}")
@@ -50,7 +50,8 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         if has_keys:
             layer.k_norm = norm(family, packer, f"{prefix}.k_norm.weight")
     layer.norm_after_rope = family.norm_after_rope
-    if family.sinks:
+    layer.value_dim, layer.value_scale = arch.value_dim, arch.value_scale
+    if index in arch.sink_layers:
         layer.sinks = as_list(packer.floats(f"{prefix}.sinks"))
     if family.fused_attention == "stacked":
         kv = arch.kv_heads * arch.head_dim

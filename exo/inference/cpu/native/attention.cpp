@@ -40,6 +40,9 @@ void Model::attention(const Layer& layer, int index) {
     float* key = layer.k ? k_.data() + i * k_width : nullptr;
     float* value = v_.data() + i * v_width;
     if (layer.k && !layer.v) std::memcpy(value, key, at_least(v_width) * sizeof(float));
+    if (layer.value_scale != 1.f) {
+      for (int64_t d = 0; d < v_width; d++) value[d] *= layer.value_scale;
+    }
     const auto norm_heads = [&](float* row, int heads, const std::vector<float>& weight) {
       if (weight.empty() || row == nullptr) return;
       if (static_cast<int64_t>(weight.size()) == hd) {

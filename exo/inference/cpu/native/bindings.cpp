@@ -413,6 +413,7 @@ NB_MODULE(_native, m) {
       .def_rw("heads", &Layer::heads)
       .def_rw("kv_heads", &Layer::kv_heads)
       .def_rw("head_dim", &Layer::head_dim)
+      .def_rw("value_scale", &Layer::value_scale)
       .def_rw("value_dim", &Layer::value_dim)
       .def_rw("kv_from", &Layer::kv_from)
       .def_rw("norm_after_rope", &Layer::norm_after_rope)

@@ -515,8 +515,9 @@ Model recurrent_model(int kv_bits) {
   Layer& both = model.layers[5];
   both.parallel = true, both.window = 70, both.in_chunks = true;
   both.query_growth = 0.1f, both.query_span = 30, both.query_ahead = 1;
-  both.q = random_affine(144, 64, 4, 32), both.o = random_dense(64, 144);
-  both.k = random_affine(48, 64, 4, 32), both.v = random_affine(48, 64, 4, 32);
+  both.value_dim = 20, both.value_scale = 0.7f;
+  both.q = random_affine(144, 64, 4, 32), both.o = random_dense(64, 60);
+  both.k = random_affine(48, 64, 4, 32), both.v = random_affine(20, 64, 4, 32);
   both.gate = nullptr, both.router = random_dense(6, 64);
   for (int e = 0; e < 6; e++) {
     both.experts.push_back({nullptr, random_affine(32, 64, 4, 64), random_affine(64, 32, 4, 32)});

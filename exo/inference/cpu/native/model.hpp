@@ -160,6 +160,7 @@ struct Layer {
   bool softplus_gate = false;
   // [head_dim], or [heads * head_dim] over all heads at once
   std::vector<float> q_norm, k_norm, v_norm;
+  float value_scale = 1.f;  // of what `v` gives
   // Where layers differ; 0: Spec's. Without `v` the values are what `k` gives.
   int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   int kv_from = -1;  // the layer of this shard whose keys and values these queries read

@@ -122,7 +122,8 @@ class GGUFFamily:
     one tensor. `by_kv_head`: what has queries, keys and values in one matrix, by KV head, where a
     file has them one kind after the other. `qkv_rows`: how many rows queries, keys and values of a
     layer have where a file has them in one matrix; None where that is no such matrix, or is wanted
-    as it is. `name` is that in config.json's `gguf_family`, where its model_type does not tell."""
+    as it is. `narrow_values`: they may be narrower than keys. `name` is that in config.json's
+    `gguf_family`, where its model_type does not tell."""
 
     model_type: str
     interleaved_rope: bool = False
@@ -137,6 +138,7 @@ class GGUFFamily:
     lists: tuple[str, ...] = ()
     by_kv_head: str = ""
     qkv_rows: Callable[[Config, int], tuple[int, int, int] | None] = rows_of_heads
+    narrow_values: bool = False
     name: str = ""
 
 

@@ -279,6 +279,49 @@ _GLM_5_2_CONTEXT = 1 << 20
 GLM 5.2, of whose layers it is the first three and then every fourth (glm-dsa.cpp)."""
 
 
+def _mimo2(metadata: Metadata, config: Config) -> Config:
+    """MiMo V2 Flash and V2.5. llama.cpp's mimo2.cpp brings the sum of experts' weights to 1."""
+    slides = metadata.of_layers("attention.sliding_window_pattern")
+    kv_heads = metadata.of_layers("attention.head_count_kv")
+    layers = range(config["num_hidden_layers"])
+
+    def of_kind(numbers: list[int], kind: int) -> int:
+        return next((n for n, own in zip(numbers, slides, strict=True) if own == kind), numbers[0])
+
+    def has_sinks(kind: int) -> bool:
+        return any(metadata.has_tensor(f"blk.{i}.attn_sinks.") for i in layers if slides[i] == kind)
+
+    values = metadata("attention.value_length")
+    return {
+        **deepseek_routing(metadata, config),
+        "hybrid_layer_pattern": slides,
+        "moe_layer_freq": [int(metadata.has_tensor(f"blk.{i}.ffn_gate_inp.")) for i in layers],
+        "add_full_attention_sink_bias": has_sinks(0),
+        "add_swa_attention_sink_bias": has_sinks(1),
+        "sliding_window_size": metadata("attention.sliding_window"),
+        "num_key_value_heads": of_kind(kv_heads, 0),
+        "swa_num_key_value_heads": of_kind(kv_heads, 1),
+        "swa_num_attention_heads": config["num_attention_heads"],
+        "swa_head_dim": config["head_dim"],
+        "v_head_dim": values,
+        "swa_v_head_dim": values,
+        "swa_rope_theta": metadata("rope.freq_base_swa", config["rope_theta"]),
+        "partial_rotary_factor": turned_share(metadata, config),
+        "attention_value_scale": metadata("attention.value_scale", None),
+        "layernorm_epsilon": config["rms_norm_eps"],
+        "norm_topk_prob": True,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
+
+
+def _mimo2_rows(config: Config, layer: int) -> tuple[int, int, int]:
+    kind = "swa_" if config["hybrid_layer_pattern"][layer] else ""
+    heads, width = config["num_attention_heads"], config["head_dim"]
+    kv_heads = config[f"{kind}num_key_value_heads"]
+    return heads * width, kv_heads * width, kv_heads * config["v_head_dim"]
+
+
 def _glm_dsa(metadata: Metadata, config: Config) -> Config:
     found = _indexed(metadata, config)
     layers = range(config["num_hidden_layers"])
@@ -355,6 +398,14 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
     "deepseek2": GGUFFamily("glm4_moe_lite", tensors=LATENTS, config=latents),
+    "mimo2": GGUFFamily(
+        "mimo_v2_flash",
+        tensors={**_ROUTED, "attn_sinks": "self_attn.attention_sink_bias"},
+        config=_mimo2,
+        varied=("attention.head_count_kv",),
+        qkv_rows=_mimo2_rows,
+        narrow_values=True,
+    ),
     "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
     "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
     "mistral4": MISTRAL4,
