@@ -83,6 +83,7 @@ ARCHITECTURES = {
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "mimo_v2_flash": "mimo2",
+    "bailing_moe_v3": "bailingmoe3",
 }
 """`general.architecture` by model_type."""
 
@@ -91,6 +92,7 @@ _NAMED_LIKE = {
     "muse-glimmer": "gemma3",
     "laguna": "dots1",
     "deepseek32": "glm-dsa",
+    "bailingmoe3": "kimi-linear",
 }
 """Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
 
@@ -206,8 +208,10 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
     """What llama.cpp's converter does to recurrent layers, see `modify_tensors` and
     `_LinearAttentionVReorderBase` in its conversion/qwen.py."""
     if name.endswith("A_log"):
-        numbers = -np.exp(numbers)
-    if name.endswith("_conv.conv.weight"):
+        numbers = np.exp(numbers) * (1 if config["model_type"] == "bailing_moe_v3" else -1)
+    if name.endswith(
+        ("_conv.conv.weight", "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")
+    ):
         return numbers.squeeze(-1)[None, :, None]
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         numbers = numbers.squeeze(-1)
@@ -431,6 +435,40 @@ def _indexed(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _ling_attends(config: dict[str, Any], layer: int) -> bool:
+    layers, size = config["num_hidden_layers"], config["layer_group_size"]
+    return (layer + 1) % size == 0 or layer >= layers // size * size
+
+
+def _as_kimi(name: str, config: dict[str, Any]) -> str:
+    """What Kimi Linear calls it, whose names GGUF's are made of."""
+    if config["model_type"] != "bailing_moe_v3":
+        return name
+    name = name.replace("word_embeddings", "embed_tokens").replace(".dense.", ".o_proj.")
+    name = name.replace(".attention.", ".self_attn.").replace(".f_proj.", ".f_a_proj.")
+    if ".g_proj." in name and not _ling_attends(config, int(name.split(".")[2])):
+        name = name.replace(".g_proj.", ".g_a_proj.")
+    return name
+
+
+def _ling_3(config: dict[str, Any]) -> dict[str, Any]:
+    """See BailingMoeV3Model of llama.cpp's conversion/bailingmoe3.py."""
+    layers = range(config["num_hidden_layers"])
+    return {
+        "attention.head_count_kv": [int(_ling_attends(config, i)) for i in layers],
+        "kda.head_dim": config["head_dim"],
+        "kda.safe_gate": True,
+        "kda.gate_lower_bound": config["kda_lower_bound"],
+        "ssm.conv_kernel": 4,
+        "rope.freq_base": config.get("rope_theta", 6e6),
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "swiglu_clamp_exp": config.get("expert_swiglu_limit_list"),
+        "swiglu_clamp_shexp": config.get("share_expert_swiglu_limit_list"),
+    }
+
+
 def _mimo2(config: dict[str, Any]) -> dict[str, Any]:
     """See MimoV2Model of llama.cpp's conversion/mimo.py."""
     slides = config["hybrid_layer_pattern"]
@@ -644,6 +682,7 @@ def _ling(config: dict[str, Any]) -> dict[str, Any]:
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "deepseek_v32": _indexed,
+    "bailing_moe_v3": _ling_3,
     "mimo_v2_flash": _mimo2,
     "glm_moe_dsa": _glm_dsa,
     "kimi_linear": _kimi_linear,
@@ -853,7 +892,7 @@ def write_gguf(
     named: Named = []
     for name, array in _split(tensors, config):
         name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
-        own, numbers = _own_name(name, names), np.array(array.astype(mx.float32))
+        own, numbers = _own_name(_as_kimi(name, config), names), np.array(array.astype(mx.float32))
         numbers = _as_converted(name, numbers, config)
         if architecture in _PERMUTED and re.search(r"\.attn_[qk]\.", own):
             numbers = _permuted(numbers, len(numbers) // head_dim)

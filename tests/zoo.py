@@ -275,6 +275,13 @@ _LINEAR_ATTENTION = {
 _SPECIAL: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 2},
     "afmoe": {"layer_types": _SLIDING},
+    "bailing_moe_v3": {
+        "kda_lower_bound": -5.0,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 48,
+        "rope_theta": 6e6,
+    },
     "baichuan_m1": {
         "sliding_window_layers": [1, 3],
         "num_swa_attention_heads": 4,

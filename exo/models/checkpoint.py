@@ -30,14 +30,14 @@ INTEGERS: dict[str, Any] = {
 @dataclass(frozen=True)
 class Tensor:
     """One tensor's bytes, row-major; `dtype` as safetensors or ggml name it. `adds_one`: what is
-    stored is one more than the numbers; `minus_exp`: it is -exp of them."""
+    stored is one more than the numbers; `is_exp`: it is exp of them, or -exp."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
     adds_one: bool = False
-    minus_exp: bool = False
+    is_exp: bool = False
 
     def rows(self, start: int, end: int) -> Tensor:
         """A view of rows [start, end) of the first axis."""
@@ -49,7 +49,7 @@ class Tensor:
         """A copy of some rows of the first axis, in this order."""
         picked = self.data.reshape(self.shape[0], -1)[rows].reshape(-1)
         shape = (len(rows), *self.shape[1:])
-        return Tensor(self.name, self.dtype, shape, picked, self.adds_one, self.minus_exp)
+        return Tensor(self.name, self.dtype, shape, picked, self.adds_one, self.is_exp)
 
     def half(self, index: int) -> Tensor:
         """A copy of the first or the second half of the second axis: of each expert's rows."""
@@ -78,8 +78,8 @@ class Tensor:
         else:
             dtype = {"F32": np.float32, "F16": np.float16}[self.dtype]
             found = self.data.view(dtype).astype(np.float32)
-        if self.minus_exp:
-            found = np.log(-found)
+        if self.is_exp:
+            found = np.log(np.abs(found))
         return (found - np.float32(1) if self.adds_one else found).reshape(self.shape)
 
 
@@ -136,7 +136,7 @@ class Checkpoint:
             data = _in_order(data, entry.shape[0], entry.permuted_heads)
         if entry.kv_heads:
             data = _by_kv_head(data, entry.shape[0], entry.kv_heads, entry.head_dim)
-        return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one, entry.minus_exp)
+        return Tensor(name, entry.dtype, entry.shape, data, entry.adds_one, entry.is_exp)
 
     def read_ahead(self, name: str, part: int = 0, parts: int = 1) -> None:
         """Have the system read a tensor, or one part of so many, from disk meanwhile."""

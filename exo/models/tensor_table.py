@@ -38,8 +38,9 @@ class TensorEntry:
 
     What GGUF stores otherwise is to be undone by who reads it: `adds_one`, each number is one more
     than the weight; `permuted_heads`, rows stand in the order for RoPE over neighbouring pairs, in
-    so many heads (0: they do not); `minus_exp`, each number is -exp(weight); `kv_heads`, rows are
-    all queries, keys and values, where each of so many KV heads should have its own together."""
+    so many heads (0: they do not); `is_exp`, each number is exp(weight) or -exp(weight);
+    `kv_heads`, rows are all queries, keys and values, where each of so many KV heads should have
+    its own together."""
 
     file: Path
     dtype: str
@@ -48,7 +49,7 @@ class TensorEntry:
     nbytes: int
     adds_one: bool = False
     permuted_heads: int = 0
-    minus_exp: bool = False
+    is_exp: bool = False
     kv_heads: int = 0
     head_dim: int = 0
 
@@ -159,7 +160,7 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
     head_dim = int(config["hidden_size"]) // q_heads
     entries: dict[str, TensorEntry] = {}
     for gguf_name, tensor in separated(read_gguf(file).tensors, family, config).items():
-        if (name := renamed(gguf_name, family)) is None:
+        if (name := renamed(gguf_name, family, config)) is None:
             continue
         parts = name.split(".")
         if len(parts) > 1 and parts[-2] in family.lists:
@@ -183,7 +184,7 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
                 or (family.norms_add_one == "layers" and "layers" in parts)
             ),
             permuted_heads=permuted,
-            minus_exp=parts[-1] == "A_log",
+            is_exp=parts[-1] == "A_log",
             kv_heads=kv_heads if parts[-2] == family.by_kv_head else 0,
             head_dim=head_dim,
         )
@@ -205,7 +206,7 @@ def _listed(name: str, file: Path, tensor: GGUFTensor) -> dict[str, TensorEntry]
 
 def _shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """As mlx-lm has it, where llama.cpp has an axis less or more."""
-    if name.endswith((".conv1d.weight", "conv.conv.weight")):
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return (prod(shape) // shape[-1], shape[-1], 1)
     if name.endswith((".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")):
         return (prod(shape),)  # of a state space: with an axis more there

@@ -7,7 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import ernie4_5_moe, hunyuan
+from mlx_lm.models import bailing_moe_v3, ernie4_5_moe, hunyuan
+from mlx_lm.models.step3p5 import ClampedSwiGLU, clamped_swiglu
 
 from exo.errors import ModelUnsupported
 
@@ -74,6 +75,32 @@ def kept(model: nn.Module, weights: Mapping[str, mx.array]) -> dict[str, mx.arra
     return found
 
 
+class _LimitedLing(bailing_moe_v3.BailingMLP):
+    """The expert that every token goes through, where what it gives has a limit."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        made = clamped_swiglu(self.up_proj(x), self.gate_proj(x), self._exo_limit)
+        given: mx.array = self.down_proj(made)
+        return given
+
+
+def _limit(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Ling 3.0 Flash was trained with limits in its last layers, which its own code, and mlx-lm's,
+    leave out; without them it writes nonsense now and then (llama.cpp's swiglu_clamp_exp)."""
+    for key, is_shared in (
+        ("expert_swiglu_limit_list", False),
+        ("share_expert_swiglu_limit_list", True),
+    ):
+        for layer, limit in zip(model.layers, config.get(key) or (), strict=False):
+            if not limit or not isinstance(layer.mlp, bailing_moe_v3.BailingSparseMoE):
+                continue
+            if is_shared:
+                layer.mlp.shared_experts.__class__ = _LimitedLing
+                layer.mlp.shared_experts._exo_limit = float(limit)
+            else:
+                layer.mlp.switch_mlp.activation = ClampedSwiGLU(float(limit))
+
+
 _COMPUTED_ONCE = ("_attn_res_w_eff", "_mlp_res_w_eff", "_output_res_w_eff", "_step")
 
 
@@ -93,6 +120,8 @@ def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
     if config.get("model_type") == "falcon_h1":
         for layer in model.layers:
             layer.self_attn.scale *= config.get("key_multiplier", 1.0)
+    if isinstance(model, bailing_moe_v3.Model):
+        _limit(model, config)
     if config.get("model_type") == "hunyuan":
         for layer in model.layers:
             if isinstance(layer.mlp, hunyuan.MoeBlock):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from exo.errors import ModelUnsupported
-from exo.models.gguf.families.family import GGUFFamily
+from exo.models.gguf.families.family import Config, GGUFFamily
 
 _LAYER_TENSORS = {
     "attn_q": "self_attn.q_proj",
@@ -49,7 +49,7 @@ _NO_MODULES = (
 """What mlx-lm keeps as arrays of their own, with neither weight nor bias in their names."""
 
 
-def renamed(name: str, family: GGUFFamily) -> str | None:
+def renamed(name: str, family: GGUFFamily, config: Config) -> str | None:
     """mlx-lm's name of a tensor; None if it is none there.
 
     Raises:
@@ -61,10 +61,11 @@ def renamed(name: str, family: GGUFFamily) -> str | None:
         name.endswith(".scale")
         and name.removeprefix("blk.").partition(".")[2] not in family.tensors
     ):
-        weight = renamed(name.removesuffix("scale") + "weight", family)
+        weight = renamed(name.removesuffix("scale") + "weight", family, config)
         return weight and weight.removesuffix("weight") + TENSOR_SCALE
     if layer := re.fullmatch(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?", name):
-        module = family.tensors.get(layer[2], _LAYER_TENSORS.get(layer[2]))
+        own = family.of_layer(config, int(layer[1]))
+        module = own.get(layer[2], family.tensors.get(layer[2], _LAYER_TENSORS.get(layer[2])))
         if module == "":
             return None
         if module is not None:

@@ -102,6 +102,14 @@ CASES = [
     ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [1]}),
     ("deepseek_v3", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
     ("deepseek_v3", {"q_lora_rank": None}),
+    (
+        "bailing_moe_v3",
+        {
+            "expert_swiglu_limit_list": [0.0] * 4 + [0.02] * 2,
+            "share_expert_swiglu_limit_list": [0.0, 0.01, 0.0, 0.0, 0.0, 0.03],
+            "q_lora_rank": None,
+        },
+    ),
     ("kimi_linear", {"num_experts": 8, "num_expert_group": 4, "topk_group": 2}),
     ("mistral3", {}),
     ("mistral3", {"model_type": "ministral3", "rope_parameters": zoo.YARN}),
@@ -260,7 +268,8 @@ async def test_quantized_logits_are_near_those_of_mlx(
         sizes = {}
     if family in ("seed_oss", "llama4_text"):  # mlx-lm multiplies by a quantized embedding's bytes
         sizes |= {"tie_word_embeddings": False}
-    has_delta_nets = "linear_key_head_dim" in str(zoo.tiny_config(family))
+    described = str(zoo.tiny_config(family))
+    has_delta_nets = any(key in described for key in ("linear_key_head_dim", "kda_"))
     if has_delta_nets:
         # What a delta net recalls is brought to length 1: of few numbers that are next to nothing
         # a rounding would turn the direction.

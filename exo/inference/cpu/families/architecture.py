@@ -176,7 +176,9 @@ def architecture(config: Config) -> Architecture:
 
 
 def _unwrapped(config: Config) -> Config:
-    """What is inside of a wrapper for models that also see."""
+    """What is inside of a wrapper for models that also see. Ling 2.5 and 3 have one name."""
+    if "BailingMoeV3ForCausalLM" in (config.get("architectures") or ()):
+        return {**config, "model_type": "bailing_moe_v3"}
     if config["model_type"] not in ("mistral3", "pixtral"):
         return config
     text = config.get("text_config") or {}

@@ -86,7 +86,7 @@ def _ernie_layers(config: Config, layer: int) -> bool:
     return is_between and (layer + 1) % interval == 0
 
 
-def _latent_scales(config: Config) -> dict[str, float]:
+def latent_scales(config: Config) -> dict[str, float]:
     """YaRN's correction of the temperature (arXiv:2309.00071, 3.4), squared: of query and key."""
     scale = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5
     scaling = config.get("rope_scaling") or {}
@@ -232,7 +232,7 @@ _DEEPSEEK_V3 = Family(
     tied_by_config=False,
     latent=True,
     rope=latent_rope,
-    scales=_latent_scales,
+    scales=latent_scales,
     experts=replace(
         GLM4_EXPERTS,
         layers=deepseek_layers,

@@ -12,11 +12,12 @@ from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
     deepseek_layers,
+    latent_scales,
     routed_scale,
     sparse_steps,
     unscaled_latents,
 )
-from exo.inference.cpu.families.positions import Config, llama_rope, partial_rope
+from exo.inference.cpu.families.positions import Config, latent_rope, llama_rope, partial_rope
 from exo.inference.cpu.families.rope import RopeTable
 
 
@@ -306,7 +307,75 @@ _KIMI_LINEAR = Family(
     },
 )
 
+
+def _ling_config(config: Config) -> Config:
+    """What mlx-lm's class takes where the configuration does not say."""
+    if not (config.get("no_kda_lora", True) and config.get("kda_safe_gate", True)):
+        raise ModelUnsupported("Ling 3 with gates that are made in another way")
+    found = {
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 6000000.0,
+        "layer_group_size": 4,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        **config,
+    }
+    own = {
+        "num_heads": config["num_attention_heads"],
+        "head_dim": config["head_dim"],
+        "short_conv_kernel_size": config.get("short_conv_kernel_size", 4),
+        "gate_lower_bound": config.get("kda_lower_bound", -5.0),
+    }
+    return {**found, "linear_attn_config": own}
+
+
+def _ling_mixer(config: Config, layer: int) -> Mixer:
+    size, layers = int(config["layer_group_size"]), int(config["num_hidden_layers"])
+    attends = (layer + 1) % size == 0 or layer >= layers // size * size
+    return "attention" if attends else "kimi_delta_net"
+
+
+def _ling_limits(config: Config, layer: int) -> tuple[float, float]:
+    """Of experts, and of the one that every token goes through."""
+
+    def of(key: str) -> float:
+        limits = config.get(key) or []
+        return float(limits[layer] or 0.0) if layer < len(limits) else 0.0
+
+    return of("expert_swiglu_limit_list"), of("share_expert_swiglu_limit_list")
+
+
+_LING_3 = Family(
+    tied=False,
+    latent=True,
+    latent_eps=0.0,
+    output_gate="sigmoid",
+    rope=latent_rope,
+    mixer=_ling_mixer,
+    config=_ling_config,
+    scales=latent_scales,
+    limits=_ling_limits,
+    experts=replace(
+        GLM4_EXPERTS,
+        normalizes=lambda config: True,
+        count="num_experts",
+        bias="gate.expert_bias",
+    ),
+    renames={
+        "word_embeddings": "embed_tokens",
+        "attention.dense": "self_attn.o_proj",
+        "attention": "self_attn",
+        "q_conv1d": "q_conv.conv",
+        "k_conv1d": "k_conv.conv",
+        "v_conv1d": "v_conv.conv",
+    },
+)
+
 RECURRENT: Mapping[str, Family] = {
+    "bailing_moe_v3": _LING_3,
     "kimi_linear": _KIMI_LINEAR,
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,

@@ -19,6 +19,8 @@ def tensors(
     yield f"{prefix}.kv_a_layernorm.weight"
     if index in arch.latent.choosing:
         yield from indexer_tensors(checkpoint, prefix)
+    if arch.family.output_gate:
+        yield from checkpoint.parts(f"{prefix}.g_proj")
     is_low_rank = f"{prefix}.q_a_proj.weight" in checkpoint
     if is_low_rank:
         yield f"{prefix}.q_a_layernorm.weight"
@@ -73,4 +75,6 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         indexer.k_norm_bias = as_list(packer.floats(f"{prefix}.indexer.k_norm.bias"))
         latent.indexer = indexer
     layer.latent = latent
+    if arch.family.output_gate:
+        layer.output_gate = packer.matrix(f"{prefix}.g_proj")
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -54,13 +54,19 @@ def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNe
     return net
 
 
-_KIMI_PROJECTIONS = ("q", "k", "v", "b", "f_a", "f_b", "g_a", "g_b", "o")
+def _kimi_projections(checkpoint: CanonicalCheckpoint, prefix: str) -> list[str]:
+    """What decays and gates are made of may be a matrix, or two of low rank."""
+    parts = ["q", "k", "v", "b", "o"]
+    for part in ("f", "g"):
+        is_one = f"{prefix}.{part}_proj.weight" in checkpoint
+        parts += [part] if is_one else [f"{part}_a", f"{part}_b"]
+    return parts
 
 
 def kimi_delta_net_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
     yield from (f"{prefix}.{name}" for name in ("A_log", "dt_bias", "o_norm.weight"))
     yield from (f"{prefix}.{part}_conv.conv.weight" for part in "qkv")
-    for part in _KIMI_PROJECTIONS:
+    for part in _kimi_projections(checkpoint, prefix):
         yield from checkpoint.parts(f"{prefix}.{part}_proj")
 
 
@@ -71,10 +77,16 @@ def kimi_delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.De
     net.by_key, net.fading_bound = True, sizes.fading_bound
     net.key_heads, net.value_heads = sizes.key_heads, sizes.value_heads
     net.key_dim, net.value_dim = sizes.key_dim, sizes.value_dim
-    q, k, v, net.b, net.a_down, net.a, net.z_down, net.z, net.out = (
-        packer.matrix(f"{prefix}.{part}_proj") for part in _KIMI_PROJECTIONS
-    )
-    net.qkv = [q, k, v]
+    made = {
+        part: packer.matrix(f"{prefix}.{part}_proj")
+        for part in _kimi_projections(packer.checkpoint, prefix)
+    }
+    net.qkv, net.b, net.out = [made[part] for part in "qkv"], made["b"], made["o"]
+    net.a, net.z = (made.get(f"{part}_b") or made[part] for part in "fg")
+    if "f_a" in made:
+        net.a_down = made["f_a"]
+    if "g_a" in made:
+        net.z_down = made["g_a"]
     net.convolution = _convolution(packer, *(f"{prefix}.{part}_conv.conv" for part in "qkv"))
     net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")).reshape(-1))
     net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias").reshape(-1))

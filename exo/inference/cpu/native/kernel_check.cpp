@@ -476,6 +476,7 @@ Model recurrent_model(int kv_bits) {
   }
   Layer& last = model.layers[2];
   last.latent = std::make_shared<LatentAttention>(latent);
+  last.output_gate = random_affine(3, 64, 4, 32);
   // An indexer chooses for two layers, of tokens that come late.
   latent.q_a = random_affine(32, 64, 4, 32), latent.q_b = random_affine(3 * 40, 32, 4, 32);
   latent.q_a_norm = std::vector<float>(32, 1.f);

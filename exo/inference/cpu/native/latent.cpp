@@ -15,7 +15,8 @@ void Model::latent_attention(const Layer& layer, int place) {
   const int64_t turned = latent.turned, own = nope + turned, q_width = heads * own;
   const MatrixPtr& first = latent.q_a ? latent.q_a : latent.q_b;
   const Indexer* indexer = latent.indexer.get();
-  norm_for_mixer(layer, {first.get(), latent.kv_a.get(), indexer ? indexer->k.get() : nullptr});
+  norm_for_mixer(layer, {first.get(), latent.kv_a.get(), layer.output_gate.get(),
+                         indexer ? indexer->k.get() : nullptr});
   grow(in_, rows_ * first->rows);
   grow(up_, rows_ * (rank + turned));
   run_linear({{first.get(), &normed_, 0, rows_, in_.data(), first->rows},
@@ -102,12 +103,17 @@ void Model::latent_attention(const Layer& layer, int place) {
     }
   });
   through(latent.unembed, convolved_);
-  const int64_t width = latent.value_dim;
+  const int64_t width = latent.value_dim, gates = layer.output_gate ? layer.output_gate->rows : 0;
+  if (gates > 0) {
+    grow(z_, rows_ * gates);
+    run_linear({{layer.output_gate.get(), &normed_, 0, rows_, z_.data(), gates}}, spec_.precise);
+  }
   attended_.resize(rows_, heads * width, groups_of({layer.o.get()}));
   each_row(rows_, [&](int64_t i) {
     for (int64_t h = 0; h < heads; h++) {
       copy(attended_.row(i) + h * width, convolved_.data() + (h * rows_ + i) * width, width);
     }
+    if (gates > 0) gate_output(layer, z_.data() + i * gates, heads * width, i);
     attended_.quantize(i, 1);
   });
   project_out(*layer.o, layer);

@@ -108,6 +108,11 @@ def joined_there_too(config: Config, layer: int) -> None:
     """Mlx-lm's class has one matrix for queries, keys and values, too."""
 
 
+def alike_in_all_layers(config: Config, layer: int) -> Mapping[str, str]:
+    """No name differs."""
+    return {}
+
+
 @dataclass(frozen=True)
 class GGUFFamily:
     """`tensors`: names that differ from a llama's, by llama.cpp's; "": there is no such tensor.
@@ -122,7 +127,8 @@ class GGUFFamily:
     one tensor. `by_kv_head`: what has queries, keys and values in one matrix, by KV head, where a
     file has them one kind after the other. `qkv_rows`: how many rows queries, keys and values of a
     layer have where a file has them in one matrix; None where that is no such matrix, or is wanted
-    as it is. `narrow_values`: they may be narrower than keys. `name` is that in config.json's
+    as it is. `narrow_values`: they may be narrower than keys. `of_layer`: names that differ from
+    layer to layer. `name` is that in config.json's
     `gguf_family`, where its model_type does not tell."""
 
     model_type: str
@@ -139,6 +145,7 @@ class GGUFFamily:
     by_kv_head: str = ""
     qkv_rows: Callable[[Config, int], tuple[int, int, int] | None] = rows_of_heads
     narrow_values: bool = False
+    of_layer: Callable[[Config, int], Mapping[str, str]] = alike_in_all_layers
     name: str = ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import granite
 from exo.models.gguf.families.family import (
     Config,
@@ -154,6 +155,54 @@ def _kimi_rows(config: Config, layer: int) -> tuple[int, int, int] | None:
     own = config["linear_attn_config"]
     width = own["num_heads"] * own["head_dim"]
     return (width, width, width) if layer + 1 in own["kda_layers"] else None
+
+
+_LING_3 = {
+    **{key: name.replace("self_attn", "attention") for key, name in _KIMI_LINEAR.items()},
+    **{f"ssm_conv1d_{part}": f"attention.{part}_conv1d" for part in "qkv"},
+    **{f"attn_{part}": f"attention.{part}_proj" for part in "qkv"},
+    "ssm_f_a": "attention.f_proj",
+    "ssm_g_a": "attention.g_proj",
+    "attn_gate": "attention.g_proj",
+    "token_embd": "model.word_embeddings",
+    "exp_probs_b": "mlp.gate.expert_bias",
+}
+
+
+def _remembers(config: Config, layer: int) -> bool:
+    size, layers = config["layer_group_size"], config["num_hidden_layers"]
+    return bool((layer + 1) % size and layer < layers // size * size)
+
+
+def _ling_3(metadata: Metadata, config: Config) -> Config:
+    if not metadata("kda.safe_gate", True):
+        raise ModelUnsupported("Ling 3 with gates that are made in another way")
+    attending = metadata.of_layers("attention.head_count_kv")
+    found = {
+        **_kimi_linear(metadata, config),
+        "head_dim": metadata("kda.head_dim"),
+        "short_conv_kernel_size": metadata("ssm.conv_kernel"),
+        "kda_lower_bound": metadata("kda.gate_lower_bound"),
+        "layer_group_size": 1 + next((i for i, heads in enumerate(attending) if heads), 0),
+        "moe_shared_expert_intermediate_size": metadata(
+            "expert_shared_feed_forward_length", metadata("expert_feed_forward_length")
+        ),
+        "expert_swiglu_limit_list": metadata.numbers("swiglu_clamp_exp"),
+        "share_expert_swiglu_limit_list": metadata.numbers("swiglu_clamp_shexp"),
+    }
+    if any(_remembers(config | found, i) == bool(heads) for i, heads in enumerate(attending)):
+        raise ModelUnsupported("Ling 3 with layers that attend in another order")
+    return found
+
+
+def _ling_rows(config: Config, layer: int) -> tuple[int, int, int] | None:
+    width = config["num_attention_heads"] * config["head_dim"]
+    return (width, width, width) if _remembers(config, layer) else None
+
+
+def _ling_names(config: Config, layer: int) -> dict[str, str]:
+    name = "o_proj" if _remembers(config, layer) else "dense"
+    return {"attn_output": f"attention.{name}"}
 
 
 def _falcon_h1(metadata: Metadata, config: Config) -> Config:
@@ -319,6 +368,13 @@ RECURRENT: Mapping[str, GGUFFamily] = {
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
+    "bailingmoe3": GGUFFamily(
+        "bailing_moe_v3",
+        tensors=_LING_3,
+        config=_ling_3,
+        qkv_rows=_ling_rows,
+        of_layer=_ling_names,
+    ),
     "kimi-linear": GGUFFamily(
         "kimi_linear", tensors=_KIMI_LINEAR, config=_kimi_linear, qkv_rows=_kimi_rows
     ),
