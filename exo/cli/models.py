@@ -22,7 +22,7 @@ from exo.download.store import ModelStore, default_sources
 from exo.errors import ModelNotFound, PeerUnavailable
 from exo.models.card import ModelCard, registry, resolve
 from exo.orchestration.files.usage import Usage
-from exo.topology.fit import Free, fit
+from exo.topology.fit import Free, best, fit
 
 
 def show_models(args: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def show_models(args: argparse.Namespace) -> int:
     if args.all:
         cards = registry() | cards
     last_used = Usage(home() / "usage.json").last_used()
-    columns = ["model", "name", "size", *(["fits"] if args.all else []), "last used"]
+    columns = ["model", "name", "size", *(_MORE if args.all else []), "last used"]
     table = _table(*columns, *(["nodes"] if elsewhere else []), "files")
     free = _free(args.chatgpt_api_port) if args.all else Free(0, 0, 0)
     for card in cards.values():
@@ -44,7 +44,7 @@ def show_models(args: argparse.Namespace) -> int:
         nodes = elsewhere.get(card.model_id, [])
         if not (here or card.path or nodes or card.wheel or args.all):
             continue
-        where = str(here or card.path or ("on other nodes" if nodes else "fetched at first use"))
+        where = str(here or card.path or ("on other nodes" if nodes else ""))
         used = max([n["last_used"] or 0 for n in nodes] + [last_used.get(card.model_id, 0)])
         part = ", in part" if here and store.find(card.model_id) is None else ""
         if card.path is not None and card.path.is_file():
@@ -55,7 +55,7 @@ def show_models(args: argparse.Namespace) -> int:
         known_size = taken or card.size_bytes
         size = f"{about}{known_size / 1e6:,.0f} MB{part}" if known_size else ""
         row = [card.model_id, card.name, size]
-        row += [_fits(known_size, free, card, store)] if args.all else []
+        row += _more(known_size, free, card, store) if args.all else []
         row += [_ago(used)]
         row += [", ".join(map(_share, nodes))] if elsewhere else []
         table.add_row(*row, where)
@@ -67,11 +67,53 @@ def show_models(args: argparse.Namespace) -> int:
             "lists every short name. A directory, a .gguf file and org/repo:Q4_K_M work too.",
             style="dim",
         )
+    else:
+        console.print(
+            "\nWhat is not here is fetched at first use. `exo models MODEL` says more of one, and "
+            "which GGUF of it fits best. Models that see are run as text.",
+            style="dim",
+        )
     return 0
 
 
+_MORE = ("fits", "for", "context")
+"""What --all tells besides."""
+
+
+def _more(size: int, free: Free, card: ModelCard, store: ModelStore) -> list[str]:
+    context = f"{card.context // 1024}k" if card.context else ""
+    return [_fits(size, free, card, store), " ".join(card.kinds), context]
+
+
+def _show_card(card: ModelCard, store: ModelStore, api_port: int) -> None:
+    """What is known of a model whose files are not here."""
+    free = _free(api_port)
+    rows = {
+        "name": card.name,
+        "for": ", ".join(kind for kind in card.kinds if kind != "vision")
+        + ("; it sees, and is run as text" if "vision" in card.kinds else ""),
+        "context": f"{card.context:,} tokens",
+        "licence": card.licence,
+        "weights": f"about {card.size_bytes / 1e6:,.0f} MB",
+        "fits": _fits(card.size_bytes, free, card, store),
+        "repo": str(card.repo),
+    }
+    if card.gguf:
+        sizes = card.quantizations()
+        chosen = best(sizes, free)
+        rows["as GGUF"] = card.gguf + (f":{chosen}" if chosen else "")
+        if chosen:
+            rows["as GGUF"] += f" fits best, about {sizes[chosen] / 1e6:,.0f} MB"
+        elif sizes:
+            rows["as GGUF"] += ", too large in any quantization"
+    for name, value in rows.items():
+        print(f"{name:14} {value}")  # noqa: T201
+    print(f"\nNot here yet; bring it: exo download {card.model_id}")  # noqa: T201
+
+
 def show_model(args: argparse.Namespace) -> int:
-    """What the files of a model here say of it. Raises ModelNotFound if they are not here."""
+    """What the files of a model here say of it, or where they are not what is known of it. Raises
+    ModelNotFound where that is nothing."""
     from exo.api.sampling_defaults import sampling_defaults
     from exo.models.description import context_length, read_config, text_config
     from exo.models.tensor_table import is_gguf, weight_files
@@ -81,6 +123,9 @@ def show_model(args: argparse.Namespace) -> int:
     path = store.find(card.model_id, {})
     if path is None and store.lies_here(card.model_id):
         path = asyncio.run(store.ensure(card.model_id, unheard))
+    if path is None and card.model_id in registry():
+        _show_card(card, store, args.chatgpt_api_port)
+        return 0
     if path is None:
         raise ModelNotFound(
             f"{args.model} is not on this machine; bring it: exo download {args.model}"

@@ -19,6 +19,10 @@ _REPO_ID = re.compile(rf"({OLLAMA})?\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?(@[\w.-]+)?")
 """Ollama's models are in its library (ollama/name:tag), or somebody's (ollama/owner/name:tag)."""
 
 
+_BITS = {"Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q3_K_M": 3.9, "Q2_K": 3.2}
+"""Of a weight in a whole file, about: some of its tensors have more."""
+
+
 @dataclass(frozen=True)
 class WheelMirror:
     """A GGUF file inside a wheel on PyPI."""
@@ -45,6 +49,26 @@ class ModelCard:
     expert_bytes: int = 0
     """About, of these: a mixture's experts, which need not all be in memory."""
 
+    context: int = 0
+    """Tokens; 0 where it is not known before its files are, as are licence and kinds."""
+
+    licence: str = ""
+    kinds: tuple[str, ...] = ()
+    """Of "chat", "code", "reasoning" and "vision", which is run as text."""
+
+    gguf: str | None = None
+    """A repo that has it as GGUF in several quantizations."""
+
+    billions: float = 0.0
+    """Of weights."""
+
+    def quantizations(self) -> dict[str, int]:
+        """What its GGUF repo can be asked for, the best first, and about how many bytes each has;
+        nothing where there is none to choose."""
+        if not (self.gguf and self.billions):
+            return {}
+        return {kind: int(self.billions * 1e9 * bits / 8) for kind, bits in _BITS.items()}
+
 
 DUMMY = ModelCard("dummy", "A model without arithmetic, for tests", path=Path())
 
@@ -60,6 +84,11 @@ def registry() -> dict[str, ModelCard]:
             WheelMirror(**entry["wheel"]) if "wheel" in entry else None,
             size_bytes=int(entry["gb"] * 1e9),
             expert_bytes=int(entry.get("expert_gb", 0) * 1e9),
+            context=entry["context"],
+            licence=entry["licence"],
+            kinds=tuple(entry["kinds"]),
+            gguf=entry.get("gguf"),
+            billions=entry.get("billions", 0.0),
         )
         for model_id, entry in _toml()["models"].items()
     }

@@ -22,7 +22,7 @@ _IN_BYTES = (8 + 32 / 64) / 16
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
-_OTHER_SENSES_NAME = re.compile(r"vision|visual|audio")
+_OTHER_SENSES_NAME = re.compile(r"vision|visual|audio|multi_modal_projector|mm_projector")
 
 
 @dataclass(frozen=True)

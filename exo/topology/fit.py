@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -25,6 +26,16 @@ class Free:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
+
+
+def best(sizes: Mapping[str, int], free: Free) -> str | None:
+    """The first of these that fits here, or else the cluster; None: none does. The best is the
+    first."""
+    for where in ("here", "cluster"):
+        for name, size in sizes.items():
+            if fit(size, free)[0] == where:
+                return name
+    return None
 
 
 def fit(size: int, free: Free, experts: int = 0) -> tuple[Fits | None, int]:

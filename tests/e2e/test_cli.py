@@ -123,6 +123,8 @@ async def test_status_and_models_tell_what_is_there(exo_home: Path, tmp_path: Pa
         assert set(data["nodes"]) == {"n0", "n1"}
     models = exo("models", "--all", home=exo_home).stdout
     assert "smollm2-135m" in models and "qwen3-8b" in models
+    one = exo("models", "qwen3.5-2b", home=exo_home).stdout
+    assert "unsloth/Qwen3.5-2B-GGUF" in one and "262,144 tokens" in one and "Not here" in one
 
 
 async def test_ctrl_c_ends_in_time_even_while_the_engine_works(tmp_path: Path) -> None:

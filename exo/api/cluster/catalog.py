@@ -15,7 +15,7 @@ from exo.errors import InvalidRequest, ModelNotFound
 from exo.models.card import DUMMY, ModelCard, registry, resolve
 from exo.networking.calls.messages import HeldModel
 from exo.orchestration.node import StandardNode
-from exo.topology.fit import Free, fit
+from exo.topology.fit import Free, best, fit
 
 
 class LoadBody(Body, kw_only=True):
@@ -43,8 +43,9 @@ class CatalogRoutes:
     async def catalog(self, http: web.Request) -> web.Response:
         """{"memory": {"here", "cluster", "mixtures"}, "data": [{"id", "name", "size", "nodes",
         "ready", "fits" ("here", "cluster", "part", "no" or null where the size is not known),
-        "missing" bytes}]}. Sizes of what is on no node are about what the registry says; null is
-        not known. See `topology.fit`."""
+        "missing" bytes, "context" tokens, "licence", "kinds", "gguf" (a repo), "gguf_quantization"
+        (the best that fits)}]}. Sizes of what is on no node are about what the registry says; null
+        is not known. See `topology.fit`."""
         held = await self._node.cluster_files.held_by_model()
         available = await asyncio.to_thread(self._node.store.available)
         cards = registry() | {card.model_id: card for card in available}
@@ -97,6 +98,11 @@ class CatalogRoutes:
             "ready": self._node.plans.of(card.model_id) is not None,
             "fits": fits,
             "missing": missing,
+            "context": card.context or None,
+            "licence": card.licence or None,
+            "kinds": list(card.kinds),
+            "gguf": card.gguf,
+            "gguf_quantization": best(card.quantizations(), free),
         }
 
     async def search(self, http: web.Request) -> web.Response:

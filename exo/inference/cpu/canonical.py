@@ -11,8 +11,8 @@ from exo.models.gguf.names import TENSOR_SCALE
 from exo.models.quantizers import Quantizer
 
 _OTHER_SENSES = re.compile(
-    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
-    r"|embed_audio|vision_embedder)\."
+    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
+    r"|embed_vision|embed_audio|vision_embedder)\."
 )
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|^(language_model\.)?(model\.)?mtp(_layers)?\.|\.[kv]_scale$|\.output_scale$"

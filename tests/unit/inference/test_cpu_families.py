@@ -78,6 +78,8 @@ CASES = [
     ("laguna", zoo.LAGUNA_XS),
     ("step3p5", zoo.STEP_FLASH),
     ("qwen2_vl", {}),
+    ("kimi_k25", {}),
+    ("kimi_vl", {}),
     ("minimax", {"model_type": "minimax_m2"}),
     ("internlm3", {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}),
     ("mellum", {"rope_parameters": zoo.OF_BOTH_KINDS}),

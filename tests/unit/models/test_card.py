@@ -11,6 +11,13 @@ def test_every_registered_model_resolves() -> None:
     for model_id, card in registry().items():
         assert resolve(model_id) is card
         assert card.repo and card.name
+        assert card.context >= 4096 and card.licence, card
+        assert set(card.kinds) <= {"chat", "code", "reasoning", "vision"} and "chat" in card.kinds
+        assert card.expert_bytes < card.size_bytes
+        # What a weight takes in 4 bits, with its scales, and in what is larger.
+        if sizes := card.quantizations():
+            assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+            assert 0.8 < sizes["Q4_K_M"] / card.size_bytes < 1.4 or "4 bit" not in card.name, card
     wheel = registry()[default_model()].wheel
     assert wheel is not None and len(wheel.sha256) == 64
 

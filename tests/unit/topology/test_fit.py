@@ -1,7 +1,7 @@
 """Where a model fits, by its size."""
 
 from exo.models.card import registry
-from exo.topology.fit import Free, fit
+from exo.topology.fit import Free, best, fit
 
 GB = 10**9
 FREE = Free(5 * GB, 9 * GB, 6 * GB)
@@ -28,3 +28,11 @@ def test_the_registry_says_how_large_its_models_are() -> None:
     mixtures = {card.model_id for card in cards if card.expert_bytes}
     named = {one for one in registry() if "-a3b" in one or "-a10b" in one or "-a22b" in one}
     assert named < mixtures
+
+
+def test_the_best_of_several_sizes_fits_here_or_else_the_cluster() -> None:
+    sizes = {"large": 30 * GB, "middle": 12 * GB, "small": 6 * GB}
+    assert best(sizes, Free(8 * GB, 16 * GB, 0)) == "small"
+    assert best(sizes, Free(2 * GB, 16 * GB, 0)) == "middle"
+    assert best(sizes, Free(2 * GB, 4 * GB, 0)) is None
+    assert best({}, Free(8 * GB, 8 * GB, 0)) is None

@@ -35,6 +35,8 @@ ALIASES = {
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "kimi_k2": "deepseek_v3",
+    "kimi_k25": "deepseek_v3",
+    "kimi_vl": "deepseek_v3",
     "joyai_llm_flash": "deepseek_v3",
     "minimax_m2": "minimax",
     "gemma4_unified": "gemma4",
