@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exo.errors import ModelUnsupported
-from exo.models.tensor_table import all_tensors
+from exo.models.tensor_table import TensorEntry, all_tensors
 
 INTEGERS: dict[str, Any] = {
     "U8": np.uint8,
@@ -29,8 +30,9 @@ INTEGERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor's bytes, row-major; `dtype` as safetensors or ggml name it. `adds_one`: what is
-    stored is one more than the numbers; `is_exp`: it is exp of them, or -exp."""
+    """One tensor's bytes, row-major, [bytes] or [rows, bytes]; `dtype` as safetensors or ggml name
+    it. `adds_one`: what is stored is one more than the numbers; `is_exp`: it is exp of them, or
+    -exp."""
 
     name: str
     dtype: str
@@ -131,7 +133,9 @@ class Checkpoint:
         if name not in self._entries:
             raise ModelUnsupported(f"the checkpoint has no tensor {name}")
         entry = self._entries[name]
-        data = np.frombuffer(self._map(entry.file), np.uint8, entry.nbytes, entry.offset)
+        data = np.frombuffer(self._map(entry.file), np.uint8, entry.span, entry.offset)
+        if entry.every_second:
+            data = _every_second(data, entry)
         if entry.permuted_heads:
             data = _in_order(data, entry.shape[0], entry.permuted_heads)
         if entry.kv_heads:
@@ -156,7 +160,7 @@ class Checkpoint:
     def _range(self, name: str, part: int, parts: int) -> tuple[int, int]:
         """Where in its file a part of a tensor begins and ends."""
         entry = self._entries[name]
-        size = entry.nbytes // parts
+        size = entry.span // parts
         return entry.offset + part * size, entry.offset + (part + 1) * size
 
     def _map(self, file: Path) -> mmap.mmap:
@@ -166,6 +170,14 @@ class Checkpoint:
             if self._on_map is not None:
                 self._on_map(file, np.frombuffer(self._maps[file], np.uint8))
         return self._maps[file]
+
+
+def _every_second(data: npt.NDArray[np.uint8], entry: TensorEntry) -> npt.NDArray[np.uint8]:
+    """Of packed rows a view [rows, bytes], of numbers a copy."""
+    is_packed = entry.dtype == "MXFP4_PAIRS"
+    rows = prod(entry.shape[:-1] if is_packed else entry.shape)
+    view = data.reshape(rows, 2, -1)[:, entry.every_second - 1]
+    return view if is_packed else np.ascontiguousarray(view).reshape(-1)
 
 
 def _in_order(data: npt.NDArray[np.uint8], rows: int, heads: int) -> npt.NDArray[np.uint8]:

@@ -40,7 +40,7 @@ class TensorEntry:
     than the weight; `permuted_heads`, rows stand in the order for RoPE over neighbouring pairs, in
     so many heads (0: they do not); `is_exp`, each number is exp(weight) or -exp(weight);
     `kv_heads`, rows are all queries, keys and values, where each of so many KV heads should have
-    its own together."""
+    its own together; `every_second`, see GGUFTensor."""
 
     file: Path
     dtype: str
@@ -52,6 +52,12 @@ class TensorEntry:
     is_exp: bool = False
     kv_heads: int = 0
     head_dim: int = 0
+    every_second: int = 0
+
+    @property
+    def span(self) -> int:
+        """Bytes of the file from `offset` on among which it is."""
+        return self.nbytes * (2 if self.every_second else 1)
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -102,7 +108,7 @@ def absent_tensors(path: Path) -> frozenset[str]:
             absent += [
                 name
                 for name, entry in tensors_of(file).items()
-                if not here.hold(entry.offset, entry.offset + entry.nbytes)
+                if not here.hold(entry.offset, entry.offset + entry.span)
             ]
     return frozenset(absent)
 
@@ -113,7 +119,7 @@ def parts_with(path: Path, tensors: Collection[str]) -> Parts:
     for file in weight_files(path):
         entries = tensors_of(file)
         ranges = [
-            (entry.offset, entry.offset + entry.nbytes)
+            (entry.offset, entry.offset + entry.span)
             for name, entry in entries.items()
             if name in tensors
         ]
@@ -187,6 +193,7 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
             is_exp=parts[-1] == "A_log",
             kv_heads=kv_heads if parts[-2] == family.by_kv_head else 0,
             head_dim=head_dim,
+            every_second=tensor.every_second,
         )
     return entries
 

@@ -18,12 +18,19 @@ from exo.inference.cpu.grids import FORMATS, load_grids
 from exo.inference.cpu.quantization import Packing, Quantization
 from exo.models.checkpoint import Tensor
 from exo.models.gguf.names import TENSOR_SCALE
-from exo.models.gguf.unpacking import NVFP4_BYTES, TWO_BITS, nvfp4, two_bits
+from exo.models.gguf.unpacking import (
+    MXFP4_BYTES,
+    NVFP4_BYTES,
+    TWO_BITS,
+    mxfp4_of_pairs,
+    nvfp4,
+    two_bits,
+)
 from exo.models.hadamard import UNTURNED
 from exo.models.quantizers import Affine, Float4, Float8
 
 DTYPES = {"F32": native.DType.F32, "F16": native.DType.F16, "BF16": native.DType.BF16}
-GGML = {*native.ggml_formats(), *TWO_BITS, "NVFP4"}
+GGML = {*native.ggml_formats(), *TWO_BITS, "NVFP4", "MXFP4_PAIRS"}
 
 OnBytes = Callable[[int], None]
 Rows = npt.NDArray[np.int64]
@@ -289,6 +296,9 @@ def _dense(weight: Tensor) -> native.Matrix:
         return _float4(weight, 1.0)
     if weight.dtype in TWO_BITS:
         return _two_bits(weight)
+    if weight.dtype == "MXFP4_PAIRS":
+        blocks = mxfp4_of_pairs(weight.data.reshape(-1, MXFP4_BYTES))
+        return native.pack_ggml(blocks.reshape(-1), "MXFP4", *weight.shape)
     if weight.dtype in GGML:
         if weight.dtype in FORMATS:
             load_grids()

@@ -25,7 +25,7 @@ from exo.inference.mlx.shared_choice import unread_weights
 from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.description import read_config
 from exo.models.gguf.names import TENSOR_SCALE
-from exo.models.gguf.unpacking import TWO_BITS, two_bits
+from exo.models.gguf.unpacking import TWO_BITS, mxfp4_of_pairs, two_bits
 
 GROUP = 32
 
@@ -143,6 +143,7 @@ _EXACT: dict[str, tuple[int, int, Callable[[Bytes], Unpacked]]] = {
     "IQ4_NL": (8, 18, _iq4_nl),
     "IQ4_XS": (8, 136, _iq4_xs),
     "MXFP4": (5, 17, _mxfp4),
+    "MXFP4_PAIRS": (5, 17, lambda blocks: _mxfp4(mxfp4_of_pairs(blocks))),
     **{dtype: (2, size, _two_bits(dtype)) for dtype, (_, size) in TWO_BITS.items()},
 }
 """Bits, bytes of a block, and how it is read."""

@@ -30,7 +30,8 @@ _SCALARS = {
 }  # fmt: skip
 
 # https://github.com/ggml-org/ggml/blob/master/include/ggml.h, enum ggml_type: name, columns and
-# bytes of a block. From 142 on: PrismML's (exo/models/gguf/unpacking.py).
+# bytes of a block. From 142 on: PrismML's, 4: Ollama's own in August 2025
+# (exo/models/gguf/unpacking.py).
 _FORMATS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
     2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
@@ -41,11 +42,11 @@ _FORMATS = {
     21: ("IQ3_S", 256, 110), 19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56),
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18), 142: ("PQ2_0", 128, 34),
-    143: ("PTQ1_0", 128, 28),
+    143: ("PTQ1_0", 128, 28), 4: ("MXFP4_PAIRS", 32, 17),
 }  # fmt: skip
 _UNREAD = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    4: "Ollama's first MXFP4", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S",
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S",
 }  # fmt: skip
 
 READ_FORMATS = tuple(name for name, _, _ in _FORMATS.values())
@@ -57,13 +58,16 @@ _Found = tuple[str, str, tuple[int, ...], int, int]
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """`shape` has the columns last, unlike in GGUF; `offset` is from the start of `file`."""
+    """`shape` has the columns last, unlike in GGUF; `offset` is from the start of `file`.
+    `every_second`: of a tensor with twice as many rows the first, third, ... (1) or the second,
+    fourth, ... (2)."""
 
     file: Path
     format: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    every_second: int = 0
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,28 @@ def _set_pre_tokenizer(metadata: dict[str, Any], name: str) -> None:
 def _gpt_oss(metadata: dict[str, Any], tensors: Tensors) -> None:
     if "gpt-oss.rope.scaling.factor" in metadata:
         metadata.setdefault("gpt-oss.rope.scaling.type", "yarn")
+    _part_gates_from_ups(tensors)
     if (gates := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
         metadata.setdefault("gpt-oss.expert_feed_forward_length", gates.shape[1])
     _set_pre_tokenizer(metadata, "gpt-4o")
+
+
+def _part_gates_from_ups(tensors: Tensors) -> None:
+    """In files of August 2025 they stand as in gpt-oss' own checkpoint: a gate's row, then an
+    up's."""
+    for name in [name for name in tensors if ".ffn_gate_up_exps." in name]:
+        both = tensors[name]
+        weight = tensors.get(f"{name.rpartition('.')[0]}.weight")
+        if weight is None or weight.format != "MXFP4_PAIRS":
+            continue
+        shape = (both.shape[0], both.shape[1] // 2, *both.shape[2:])
+        for half, part in enumerate(("gate", "up"), 1):
+            tensors[name.replace("gate_up", part)] = replace(
+                both, shape=shape, nbytes=both.nbytes // 2, every_second=half
+            )
+    for name in [name for name in tensors if ".ffn_gate_up_exps." in name]:
+        if name.replace("gate_up", "gate") in tensors:
+            del tensors[name]
 
 
 def _llama(metadata: dict[str, Any], tensors: Tensors) -> None:

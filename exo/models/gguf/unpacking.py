@@ -24,6 +24,7 @@ _DIGITS = {
 }
 """Of bytes from, to: how many digits of base 3 each holds."""
 
+MXFP4_BYTES = 17
 NVFP4_COLS, NVFP4_BYTES = 64, 36
 """Of a block, which has a scale for 16 columns."""
 
@@ -48,6 +49,14 @@ def two_bits(dtype: str, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]
         rest = blocks[:, start:end].reshape(-1, 1, end - start) * powers  # of 256
         parts.append((rest.astype(np.uint16) * 3 >> 8).astype(np.uint8).reshape(len(blocks), -1))
     return np.concatenate(parts, axis=1), scales
+
+
+def mxfp4_of_pairs(blocks: Bytes) -> Bytes:
+    """Of blocks [n, 17] as gpt-oss' own checkpoint has them, neighbours in a byte, those of MXFP4:
+    of each half a value in a byte."""
+    pairs = blocks[:, 1:]
+    values = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 2, 16)
+    return np.concatenate([blocks[:, :1], values[:, 0] | values[:, 1] << 4], axis=1)
 
 
 def nvfp4(blocks: Bytes) -> tuple[Bytes, Bytes]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import gguf_files
 import numpy as np
+import numpy.typing as npt
 import pytest
 import zoo
-from gguf_checks import check_both_engines, write_source
-from gguf_files import Named, write_gguf
+from gguf_checks import check_both_engines, cpu_logits, write_source
+from gguf_files import Named, quantized, write_gguf
 
 from exo.errors import ModelUnsupported
 from exo.models.gguf.chat_templates import usual_template
 from exo.models.gguf.file import read_gguf
 from exo.models.gguf.folder import write_folder
+from exo.models.gguf.unpacking import mxfp4_of_pairs
 from exo.models.tokenizer import HFTokenizer
 
 EYES: Named = [
@@ -120,6 +126,56 @@ def test_ollama_s_file_computes_what_its_source_does(name: str, tmp_path: Path) 
     )
     write_folder([file], folder)
     check_both_engines(folder, source, [3])
+
+
+def test_gpt_oss_of_august_2025_computes_what_its_source_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate's row, then an up's, and in a byte two neighbours."""
+    source, file, folder = tmp_path / "source", tmp_path / "m.gguf", tmp_path / "folder"
+    write_source("gpt_oss", {}, source)
+
+    def joined(named: Named, how: str) -> Named:
+        found = dict(named)
+        for name in [name for name in found if ".ffn_gate_exps." in name]:
+            both = [found.pop(name.replace("gate", part)) for part in ("gate", "up")]
+            experts, rows, *columns = both[0].shape
+            beside = np.stack(both, axis=2).reshape(experts, 2 * rows, *columns)
+            found[name.replace("gate", "gate_up")] = beside
+        return list(found.items())
+
+    def in_pairs(numbers: npt.NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> Any:
+        packed = quantized(numbers, kind)
+        if kind != gguf.GGMLQuantizationType.MXFP4:
+            return packed
+        blocks = packed.reshape(-1, 17)
+        values = np.concatenate([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], axis=1)
+        pairs = values[:, ::2] | values[:, 1::2] << 4
+        assert np.array_equal(mxfp4_of_pairs(np.hstack([blocks[:, :1], pairs])), blocks)
+        return np.hstack([blocks[:, :1], pairs]).reshape(packed.shape)
+
+    def kinds(name: str, numbers: npt.NDArray[np.float32]) -> str:
+        return "MXFP4" if "_exps.weight" in name else "F32"
+
+    write_gguf(source, tmp_path / "today.gguf", kinds)
+    write_folder([tmp_path / "today.gguf"], tmp_path / "today")
+    monkeypatch.setattr(gguf_files, "_fused", joined)
+    monkeypatch.setattr(gguf_files, "quantized", in_pairs)
+    names = renamed({"attn_output": "attn_out", "attn_sinks.weight": "attn_sinks"})
+    write_gguf(source, file, kinds, fused="all", called="gptoss", rename=names)
+    data = bytearray(file.read_bytes())
+    for name in re.findall(rb"blk\.\d+\.ffn_\w+_exps\.weight", bytes(data)):
+        kind = data.index(name) + len(name) + 4 + 3 * 8  # after the dimensions
+        assert data[kind : kind + 4] == b"\x27\0\0\0"
+        data[kind] = 4
+    file.write_bytes(data)
+    write_folder([file], folder)
+    for cuts in ([], [3]):
+        assert np.array_equal(cpu_logits(folder, cuts), cpu_logits(tmp_path / "today", cuts))
+    through_mlx = [
+        asyncio.run(zoo.split_logits(one, [2], zoo.LAYERS)) for one in (folder, tmp_path / "today")
+    ]
+    assert np.array_equal(*(steps[0] for steps in through_mlx))
 
 
 @pytest.mark.parametrize(
