@@ -8,6 +8,13 @@ import { layersOf, t } from "./words.js";
 const LOOK_MS = 1500;
 const TYPED_MS = 400;
 
+// What a model is for, besides talking.
+const KINDS = {
+  code: () => t("code"),
+  reasoning: () => t("thinks"),
+  vision: () => t("sees, here as text"),
+};
+
 const FITS = {
   here: () => [t("fits here"), "good"],
   cluster: () => [t("fits the cluster"), "good"],
@@ -143,6 +150,8 @@ export class Models {
     const facts = [
       id === name ? "" : id,
       model.gguf ? t("GGUF, several sizes") : size(model.size),
+      model.context ? t("{count}k of context", { count: Math.round(model.context / 1024).toLocaleString() }) : "",
+      ...(model.kinds ?? []).map((each) => KINDS[each]?.() ?? ""),
       model.downloads ? t("{count} downloads", { count: model.downloads.toLocaleString() }) : "",
       where.length ? t("on {nodes}", { nodes: where.join(", ") }) : "",
     ];

@@ -43,7 +43,7 @@ class CatalogRoutes:
     async def catalog(self, http: web.Request) -> web.Response:
         """{"memory": {"here", "cluster", "mixtures"}, "data": [{"id", "name", "size", "nodes",
         "ready", "fits" ("here", "cluster", "part", "no" or null where the size is not known),
-        "missing" bytes, "context" tokens, "licence", "kinds", "gguf" (a repo), "gguf_quantization"
+        "missing" bytes, "context" tokens, "licence", "kinds", "gguf_repo", "gguf_quantization"
         (the best that fits)}]}. Sizes of what is on no node are about what the registry says; null
         is not known. See `topology.fit`."""
         held = await self._node.cluster_files.held_by_model()
@@ -101,7 +101,7 @@ class CatalogRoutes:
             "context": card.context or None,
             "licence": card.licence or None,
             "kinds": list(card.kinds),
-            "gguf": card.gguf,
+            "gguf_repo": card.gguf,
             "gguf_quantization": best(card.quantizations(), free),
         }
 
