@@ -69,6 +69,7 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "hunyuan_v1_dense": "hunyuan-dense",
     "minicpm": "minicpm",
+    "apertus": "apertus",
     "qwen2_moe": "qwen2moe",
     "olmoe": "olmoe",
     "nemotron-nas": "deci",
@@ -887,6 +888,11 @@ def write_gguf(
             writer.add_uint32(key, value)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = mx.load(str(checkpoint / "model.safetensors"))
+    if architecture == "apertus":  # see ApertusModel of conversion/llama.py
+        for part in ("alpha_p", "alpha_n", "beta", "eps"):
+            layers = [f"model.layers.{i}.mlp.act_fn.{part}" for i in range(zoo.LAYERS)]
+            numbers_of_layers = [tensors.pop(name).item() for name in layers]
+            writer.add_array(f"xielu.{part}", numbers_of_layers)
     if "kv_lora_rank" in config:
         tensors = _latents(tensors, config, joined_latents)
     named: Named = []

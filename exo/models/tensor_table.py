@@ -13,10 +13,11 @@ from typing import Any
 
 from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
+from exo.models.gguf.families.family import GGUFFamily
 from exo.models.gguf.families.table import family_of_config
 from exo.models.gguf.file import read_gguf
 from exo.models.gguf.fused import separated
-from exo.models.gguf.header import GGUFTensor
+from exo.models.gguf.header import GGUF, GGUFTensor
 from exo.models.gguf.names import TENSOR_SCALE, renamed
 from exo.models.weight_files import chosen_weights
 
@@ -124,7 +125,8 @@ def parts_with(path: Path, tensors: Collection[str]) -> Parts:
             if name in tensors
         ]
         if ranges:
-            header = 0, min(entry.offset for entry in entries.values())
+            # What has no shape may be a number in a GGUF's header.
+            header = 0, min(entry.offset for entry in entries.values() if entry.shape)
             found[file.name] = merged([header, *ranges])
     return found
 
@@ -164,8 +166,9 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
     family = family_of_config(config)
     kv_heads, q_heads = int(config["num_key_value_heads"]), int(config["num_attention_heads"])
     head_dim = int(config["hidden_size"]) // q_heads
-    entries: dict[str, TensorEntry] = {}
-    for gguf_name, tensor in separated(read_gguf(file).tensors, family, config).items():
+    gguf = read_gguf(file)
+    entries = _layer_numbers(gguf, family, int(config["num_hidden_layers"]))
+    for gguf_name, tensor in separated(gguf.tensors, family, config).items():
         if (name := renamed(gguf_name, family, config)) is None:
             continue
         parts = name.split(".")
@@ -195,6 +198,22 @@ def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, Tensor
             head_dim=head_dim,
             every_second=tensor.every_second,
         )
+    return entries
+
+
+def _layer_numbers(gguf: GGUF, family: GGUFFamily, layers: int) -> dict[str, TensorEntry]:
+    """Numbers of layers that stand in the metadata, each where it is in there."""
+    entries = {}
+    for key, module in family.layer_numbers.items():
+        if (array := gguf.arrays.get(key)) is None:
+            continue  # in the first of a model's files
+        if array.shape != (layers,):
+            raise ModelUnsupported(
+                f"{array.file}: {key} has {array.shape[0]} numbers, and there are {layers} layers"
+            )
+        for layer in range(layers):
+            name = f"{family.prefix}{family.layers}.{layer}.{module}"
+            entries[name] = TensorEntry(array.file, "F32", (), array.offset + 4 * layer, 4)
     return entries
 
 

@@ -216,6 +216,9 @@ class MixtureNorms:
     after_experts: list[float]
     after_mlp: list[float]
 
+class Xielu:
+    def __init__(self, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None: ...
+
 class Layer:
     attention_norm: list[float]
     after_attention_norm: list[float]
@@ -252,6 +255,7 @@ class Layer:
     down: Matrix
     router: Matrix
     router_bias: list[float]
+    xielu: Xielu
     shared_gate: Matrix
     expert_in: Matrix
     expert_out: Matrix

@@ -253,9 +253,9 @@ class GGUFWeights:
         return found
 
     def _zeros(self, name: str, dtype: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
-        *outer, cols = shape
         if not (bits := _bits(dtype)):
             return {name: mx.zeros(shape, self._dtype)}
+        *outer, cols = shape
         module, groups = name.removesuffix(".weight"), (*outer, cols // GROUP)
         return {
             name: mx.zeros((*outer, cols * bits // 32), mx.uint32),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,13 @@ class GGUFTensor:
 @dataclass(frozen=True)
 class GGUF:
     """Arrays of numbers in the metadata are NumPy's, arrays of strings are lists. `data_start`:
-    where the header ends and the first tensor may begin."""
+    where the header ends and the first tensor may begin. `arrays`: the metadata's of float32, as
+    tensors inside of the header."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
     data_start: int
+    arrays: dict[str, GGUFTensor] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -110,10 +112,13 @@ def parse_header(path: Path, data: bytes | mmap.mmap, size: int) -> GGUF:
     version, tensor_count, pair_count = reader.unpack("<IQQ")
     if version not in _VERSIONS:
         raise ModelUnsupported(f"{path} is GGUF version {version}; exo reads {_VERSIONS}")
-    metadata = {}
+    metadata, arrays = {}, {}
     for _ in range(_limited(pair_count)):
         key = reader.string()
-        metadata[key] = reader.value(reader.unpack("<I")[0])
+        value = metadata[key] = reader.value(reader.unpack("<I")[0])
+        if isinstance(value, np.ndarray) and value.dtype == np.float32:
+            start = reader.at - value.nbytes
+            arrays[key] = GGUFTensor(path, "F32", value.shape, start, value.nbytes)
     found: list[_Found] = []
     unread: dict[str, int] = {}
     for _ in range(_limited(tensor_count)):
@@ -142,7 +147,7 @@ def parse_header(path: Path, data: bytes | mmap.mmap, size: int) -> GGUF:
         if start + offset + count > size:
             raise ValueError(f"tensor {name} ends {start + offset + count - size} bytes after")
         tensors[name] = GGUFTensor(path, format_name, shape, start + offset, count)
-    return GGUF(metadata, tensors, start)
+    return GGUF(metadata, tensors, start, arrays)
 
 
 def _has_old_q2_0(found: list[_Found], end: int) -> bool:

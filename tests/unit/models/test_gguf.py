@@ -29,6 +29,7 @@ from exo.models.checkpoint import Checkpoint, Tensor
 from exo.models.gguf.file import read_gguf
 from exo.models.gguf.folder import parts_of, write_folder
 from exo.models.gguf.header import READ_FORMATS
+from exo.models.tensor_table import all_tensors, parts_with
 from exo.models.tokenizer import HFTokenizer
 
 
@@ -504,3 +505,22 @@ def test_step_s_positions_are_scaled_where_its_file_has_factors(tmp_path: Path) 
     write_folder([tmp_path / "m.gguf"], folder)
     assert json.loads((folder / "config.json").read_text())["rope_scaling"] == scaling
     check_both_engines(folder, source, [3])
+
+
+def test_numbers_of_layers_in_the_metadata_belong_to_the_header(tmp_path: Path) -> None:
+    """Apertus': a node that fetches some layers gets the whole header, not the half before them."""
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    write_source("apertus", {}, source)
+    write_gguf(source, tmp_path / "m.gguf")
+    write_folder([tmp_path / "m.gguf"], folder)
+    wanted = [name for name in all_tensors(folder) if ".layers.2." in name]
+    assert "model.layers.2.mlp.act_fn.alpha_p" in wanted
+    ((start, end), *_) = parts_with(folder, wanted)["model.gguf"]
+    assert (start, end >= read_gguf(tmp_path / "m.gguf").data_start) == (0, True)
+
+
+def test_numbers_of_other_layers_than_there_are_are_refused(tmp_path: Path) -> None:
+    write_source("apertus", {}, tmp_path / "source")
+    write_gguf(tmp_path / "source", tmp_path / "m.gguf", **{"apertus.block_count": zoo.LAYERS - 1})
+    with pytest.raises(ModelUnsupported, match=r"xielu\.alpha_p has 6 numbers.*5 layers"):
+        write_folder([tmp_path / "m.gguf"], tmp_path / "folder")

@@ -319,6 +319,13 @@ DENSE: Mapping[str, Family] = {
         config=_falcon_config,
         renames=_FALCON_NAMES,
     ),
+    "apertus": Family(
+        tied=False,
+        head_norms=True,
+        gated=False,
+        xielu=True,
+        norms={"attention_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
+    ),
     "smollm3": Family(rope=smollm3_rope, window=typed_window),
     "phi3": Family(
         tied=False,

@@ -156,8 +156,9 @@ class Family:
     `fused_attention`: one matrix has queries, then keys, then values, or of each KV head these.
 
     `modules` says what a layer calls its parts, `mlps` which layers have an MLP, without `gated`
-    one of two matrices. In `parallel` layers it reads what the attention does, through the
-    attention's norm where it has none of its own. `in_chunks`: a window is a chunk of positions, of
+    one of two matrices, between which with `xielu` is that activation, of numbers of each layer. In
+    `parallel` layers it reads what the attention does, through the attention's norm where it has
+    none of its own. `in_chunks`: a window is a chunk of positions, of
     which each sees its own. `growth` is that of queries with their positions. `heads`: queries'
     heads, and `head_shape`: KV heads and their size, where layers differ, `value_dim`: the size of
     values, 0 for that of keys, `sinks` which layers have them, `kv_from` the layer whose
@@ -196,6 +197,7 @@ class Family:
     mixer: Callable[[Config, int], Mixer] = _attends
     mlps: Callable[[Config, int], bool] = every_layer
     gated: bool = True
+    xielu: bool = False
     parallel: Callable[[Config], bool] = _never
     growth: Callable[[Config, int], Growth | None] = _no_growth
     heads: Callable[[Config, int], int] | None = None

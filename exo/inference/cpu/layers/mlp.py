@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from exo.inference.cpu import _native as native
@@ -9,15 +10,28 @@ from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.packing import Packer
 
+_XIELU = ("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta", "act_fn.eps")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
-    return tensors_of(checkpoint, _only(arch, checkpoint, prefix), arch.family.gated)
+    yield from tensors_of(checkpoint, _only(arch, checkpoint, prefix), arch.family.gated)
+    if arch.family.xielu:
+        yield from (f"{prefix}.{name}" for name in _XIELU)
 
 
 def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
     build_one(packer, _only(arch, packer.checkpoint, prefix), layer, arch.family.gated)
+    if arch.family.xielu:
+        alpha_p, alpha_n, beta, eps = (
+            float(packer.floats(f"{prefix}.{name}").reshape(())) for name in _XIELU
+        )
+        # The alphas were learned as what softplus makes them of (XIELUActivation of transformers).
+        layer.xielu = native.Xielu(_softplus(alpha_p), beta + _softplus(alpha_n), beta, eps)
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def _only(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> str:

@@ -389,6 +389,9 @@ NB_MODULE(_native, m) {
       .def_rw("experts", &MixtureNorms::experts)
       .def_rw("after_experts", &MixtureNorms::after_experts)
       .def_rw("after_mlp", &MixtureNorms::after_mlp);
+  nb::class_<Xielu>(m, "Xielu")
+      .def(nb::init<float, float, float, float>(), nb::arg("alpha_p"), nb::arg("alpha_n"),
+           nb::arg("beta"), nb::arg("eps"));
   nb::class_<Layer>(m, "Layer")
       .def(nb::init<>())
       .def_rw("attention_norm", &Layer::attention_norm)
@@ -426,6 +429,7 @@ NB_MODULE(_native, m) {
       .def_rw("down", &Layer::down)
       .def_rw("router", &Layer::router)
       .def_rw("router_bias", &Layer::router_bias)
+      .def_rw("xielu", &Layer::xielu)
       .def_rw("shared_gate", &Layer::shared_gate)
       .def_rw("expert_in", &Layer::expert_in)
       .def_rw("expert_out", &Layer::expert_out)

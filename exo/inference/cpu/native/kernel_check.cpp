@@ -425,6 +425,20 @@ void check_activations() {
   }
 }
 
+void check_xielu() {
+  const Xielu n{1.3f, 0.9f, 0.5f, -1e-6f};
+  const auto x = random_floats(75, 20.f);
+  auto out = x;
+  kernels().xielu(out.data(), n, 75);
+  add_to_digest(out);
+  for (size_t i = 0; i < x.size(); i++) {
+    const double v = x[i];
+    const double curve =
+        v > 0 ? n.alpha_p * v * v : n.alpha_n * (std::expm1(std::min<double>(v, n.eps)) - v);
+    expect(std::fabs(out[i] - (curve + n.beta * v)) < 1e-5 * (1 + v * v), "xIELU");
+  }
+}
+
 // Layers that remember a state, attention over latents, an expert for every token, layers of one
 // part only, gates that are missing.
 Model recurrent_model(int kv_bits) {
@@ -601,6 +615,7 @@ int main() {
     check_score_chunk();
     check_layer_norm();
     check_activations();
+    check_xielu();
     check_fused_steps();
     for (const int bits : {16, 8, 32}) check_recurrent_model(bits);
     std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(digest));

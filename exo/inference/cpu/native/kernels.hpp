@@ -84,6 +84,12 @@ struct QuantizedRows {
 
 inline constexpr float kPeakShare = 0.9f;  // of a group's energy in one value that makes it fine
 
+// xIELU (arXiv:2411.13010, eq. 13) with alphas that are softplus of what was learned, plus `beta`
+// the negative one: alpha_p x^2 + beta x above 0, alpha_n (e^min(x, eps) - 1 - x) + beta x below.
+struct Xielu {
+  float alpha_p, alpha_n, beta, eps;
+};
+
 enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kClampedSwiglu, kSigmoid, kRelu2 };
 
 inline constexpr int kPageTokens = 64;    // tokens in a page of the KV cache
@@ -235,6 +241,7 @@ struct KernelTable {
   // x = exp(-rate * softplus(x + bias)), or where `bound` is below 0
   // exp(bound * sigmoid(rate * (x + bias)))
   void (*fade)(float* x, const float* bias, float rate, float bound, int64_t count);
+  void (*xielu)(float* x, const Xielu& numbers, int64_t count);
 };
 
 // The table for this processor: its best, or what EXO_CPU_ISA names. Throws std::runtime_error for

@@ -330,7 +330,11 @@ void Model::mlp(const Layer& layer) {
   each_row(rows_, [&](int64_t i) {
     const float* up = layer.gate ? up_.data() + i * width : nullptr;
     if (layer.sparse) drop_below(gated_.row(i), width, layer.deviations);
-    activate(layer.limit, gated_.row(i), up, width);
+    if (layer.xielu) {
+      kernels().xielu(gated_.row(i), *layer.xielu, width);
+    } else {
+      activate(layer.limit, gated_.row(i), up, width);
+    }
     gated_.quantize(i, 1);
   });
   grow(y_, rows_ * spec_.hidden);

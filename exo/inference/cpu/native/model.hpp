@@ -170,6 +170,7 @@ struct Layer {
   int window = 0;            // 0: all earlier tokens
   bool in_chunks = false;    // see AttentionRule
   MatrixPtr gate, up, down;
+  std::shared_ptr<Xielu> xielu;  // in Spec::activation's place, without a gate
   MatrixPtr router, shared_gate;
   std::vector<float> router_bias;   // added where experts are chosen, not where they are weighed
   MatrixPtr expert_in, expert_out;  // around the experts, where these are narrower than x

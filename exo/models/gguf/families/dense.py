@@ -214,6 +214,10 @@ def _minicpm(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _apertus(metadata: Metadata, config: Config) -> Config:
+    return {"post_norm": False, "qk_norm": True}
+
+
 def _gpt_neox(metadata: Metadata, config: Config) -> Config:
     return {
         "layer_norm_eps": metadata("attention.layer_norm_epsilon"),
@@ -311,6 +315,14 @@ DENSE: Mapping[str, GGUFFamily] = {
         config=_nemotron_nas,
         varied=("attention.head_count_kv", "feed_forward_length"),
         qkv_rows=_rows_of_block,
+    ),
+    "apertus": GGUFFamily(
+        "apertus",
+        tensors={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        config=_apertus,
+        layer_numbers={
+            f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")
+        },
     ),
     "minicpm": GGUFFamily("minicpm", interleaved_rope=True, config=_minicpm),
 }

@@ -128,8 +128,9 @@ class GGUFFamily:
     file has them one kind after the other. `qkv_rows`: how many rows queries, keys and values of a
     layer have where a file has them in one matrix; None where that is no such matrix, or is wanted
     as it is. `narrow_values`: they may be narrower than keys. `of_layer`: names that differ from
-    layer to layer. `name` is that in config.json's
-    `gguf_family`, where its model_type does not tell."""
+    layer to layer. `layer_numbers`: numbers that mlx-lm's class keeps in each layer, by the
+    metadata's whole key of an array of them. `name` is that in config.json's `gguf_family`, where
+    its model_type does not tell."""
 
     model_type: str
     interleaved_rope: bool = False
@@ -146,6 +147,7 @@ class GGUFFamily:
     qkv_rows: Callable[[Config, int], tuple[int, int, int] | None] = rows_of_heads
     narrow_values: bool = False
     of_layer: Callable[[Config, int], Mapping[str, str]] = alike_in_all_layers
+    layer_numbers: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
 
 

@@ -135,6 +135,17 @@ inline void gate(Activation activation, float* g, const float* up, int64_t count
   }
 }
 
+EXO_INLINE VecF xielu_of(VecF x, const Xielu& n) {
+  const VecF below = exp(min(x, splat(n.eps))) - 1.f - x;
+  return n.beta * x + (x > VecF{} ? n.alpha_p * x * x : n.alpha_n * below);
+}
+
+inline void xielu(float* x, const Xielu& numbers, int64_t count) {
+  sweep(
+      count, [&](int64_t i) { store(x + i, xielu_of(load(x + i), numbers)); },
+      [&](int64_t i) { x[i] = xielu_of(splat(x[i]), numbers)[0]; });
+}
+
 inline void rotate(float* x, int heads, int head_dim, int pairs, bool interleaved, const float* cos,
                    const float* sin) {
   for (int h = 0; h < heads; h++, x += head_dim) {
