@@ -88,12 +88,16 @@ ARCHITECTURES = {
 }
 """`general.architecture` by model_type."""
 
+OF_THE_CPU_ALONE = {"cohere2_moe": "cohere2moe"}
+"""The same, where mlx-lm has no class."""
+
 _NAMED_LIKE = {
     "mellum": "qwen3moe",
     "muse-glimmer": "gemma3",
     "laguna": "dots1",
     "deepseek32": "glm-dsa",
     "bailingmoe3": "kimi-linear",
+    "cohere2moe": "dots1",
 }
 """Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
 
@@ -680,6 +684,31 @@ def _ling(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _cohere2_moe(config: dict[str, Any]) -> dict[str, Any]:
+    """See Cohere2MoeModel of llama.cpp's conversion/command_r.py."""
+    layers = range(config["num_hidden_layers"])
+    given = {"attention.layer_norm_rms_epsilon": config.get("rms_norm_eps")}
+    if given["attention.layer_norm_rms_epsilon"] is None:
+        given["attention.layer_norm_epsilon"] = config["layer_norm_eps"]
+    shared = config.get("num_shared_experts", 0)
+    return {
+        **given,
+        "logit_scale": config["logit_scale"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config["prefix_dense_intermediate_size"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_shared_count": shared or None,
+        "expert_shared_feed_forward_length": config["intermediate_size"] * shared or None,
+        "attention.sliding_window_pattern": [
+            config["layer_types"][i] == "sliding_attention" for i in layers
+        ],
+        "rope.dimension_count": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "deepseek_v32": _indexed,
@@ -705,6 +734,7 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
     "glm4_moe": _routed,
     "dots1": _ling,
+    "cohere2_moe": _cohere2_moe,
     "bailing_moe": _ling,
     "ernie4_5_moe": lambda config: {
         "expert_count": config["moe_num_experts"],
@@ -853,7 +883,7 @@ def write_gguf(
     theirs."""
     config = json.loads((checkpoint / "config.json").read_text())
     config |= config.get("text_config", {}) | {"model_type": config["model_type"]}
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = (ARCHITECTURES | OF_THE_CPU_ALONE)[config["model_type"]]
     if "E" in config.get("hybrid_override_pattern", ""):
         architecture = "nemotron_h_moe"
     known = _NAMED_LIKE.get(architecture, architecture)

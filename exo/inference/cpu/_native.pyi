@@ -257,6 +257,7 @@ class Layer:
     router_bias: list[float]
     xielu: Xielu
     shared_gate: Matrix
+    shared_scale: float
     expert_in: Matrix
     expert_out: Matrix
     experts: list[Expert]

@@ -76,7 +76,10 @@ class CPUEngine(InferenceEngine):
         try:
             checkpoint = _checkpoint(path)
         except ModelUnsupported as error:
-            described = self._mlx.describe_model(model_id, path)
+            try:
+                described = self._mlx.describe_model(model_id, path)
+            except ModelUnsupported as other:
+                raise ModelUnsupported(f"{error.message}; {other.message}") from other
             logger.warning("%s runs on the MLX engine, slower: %s", model_id, error.message)
             return described
         found, experts = checkpoint.architecture, checkpoint.expert_bytes

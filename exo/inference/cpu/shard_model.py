@@ -240,7 +240,7 @@ class CheckpointModel:
         spec = native.Spec()
         spec.hidden, spec.heads = arch.hidden, arch.heads
         spec.kv_heads, spec.head_dim = arch.kv_heads, arch.head_dim
-        spec.layer_norm, spec.norm_eps = arch.family.layer_norm, arch.norm_eps
+        spec.layer_norm, spec.norm_eps = arch.layer_norm, arch.norm_eps
         spec.after_norm_eps = arch.after_norm_eps
         spec.attention_scale = arch.attention_scale
         spec.attention_soft_cap = arch.attention_soft_cap

@@ -12,6 +12,17 @@ from mlx_lm.models.step3p5 import ClampedSwiGLU, clamped_swiglu
 
 from exo.errors import ModelUnsupported
 
+_WITHOUT_A_CLASS = ("cohere2_moe", "falcon")
+
+
+def check_class(config: Mapping[str, Any]) -> None:
+    """Raises ModelUnsupported for what mlx-lm has no class of, and the cpu engine runs."""
+    if (model_type := config.get("model_type")) in _WITHOUT_A_CLASS:
+        raise ModelUnsupported(
+            f"mlx-lm has no class of {model_type!r}, which exo's own kernels run: start exo with "
+            "--inference-engine cpu"
+        )
+
 
 def check_packed(config: Mapping[str, Any]) -> None:
     """Of a checkpoint that another tool than MLX quantized.

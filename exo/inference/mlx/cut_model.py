@@ -30,7 +30,7 @@ from exo.errors import InvalidRequest, ModelUnsupported
 from exo.inference.mlx import caches as kv
 from exo.inference.mlx.absent import Weights, classes_given, depend_on_absent, without
 from exo.inference.mlx.boundary import Boundary, as_it_is
-from exo.inference.mlx.corrections import check_packed, correct, forget_computed
+from exo.inference.mlx.corrections import check_class, check_packed, correct, forget_computed
 from exo.inference.mlx.gguf_weights import GGUFWeights
 from exo.inference.mlx.host_linear import is_on_host
 from exo.inference.mlx.repacked import Repacked
@@ -142,6 +142,7 @@ class CutModel:
         self._absent = absent_tensors(path) if absent is None else absent
         self._gguf = GGUFWeights(path, dtype) if is_gguf(path) else None
         config = text_config(read_config(path))
+        check_class(config)
         self._hadamard = Hadamard.of(config)
         quantizer = quantizer_of(config)
         if quantizer is not None:

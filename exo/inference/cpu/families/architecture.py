@@ -92,6 +92,7 @@ class Architecture:
     tied: bool | None
     raw_factors: Mapping[str, Factor]
     head_norms: bool
+    layer_norm: bool
     norm_eps: float
     after_norm_eps: float
     ropes: tuple[RopeTable | None, ...]
@@ -122,6 +123,7 @@ class Architecture:
     expert_groups: tuple[int, int, int] = (1, 1, 1)
     routing: str = "TOP_THEN_SOFTMAX"
     expert_scale: float = 1.0
+    shared_scale: float = 1.0
     attention_scale: float = 1.0
     value_scale: float = 1.0
     attention_soft_cap: float = 0.0
@@ -200,6 +202,7 @@ def _read(config: Config, family: Family) -> Architecture:
     kv_heads = 1 if latent else int(config.get("num_key_value_heads") or heads)
     values: dict[str, Any] = {
         "attention_scale": width**-0.5,
+        "layer_norm": family.layer_norm,
         **family.scales(config),
         **(_mixture(config, family.experts, n_layers) if family.experts else {}),
     }
@@ -257,6 +260,7 @@ def _mixture(config: Config, experts: Experts, n_layers: int) -> dict[str, Any]:
         "experts_per_token": int(config[experts.top]),
         "routing": experts.normalized if experts.normalizes(config) else experts.routing,
         "expert_scale": experts.scale(config),
+        "shared_scale": experts.shared_scale(config),
         "expert_groups": experts.groups(config),
     }
 

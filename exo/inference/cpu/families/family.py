@@ -57,10 +57,10 @@ class Experts:
     names an expert that every token goes through, in checkpoints that have it, and `shared_gate`
     what scales it, `around` what is between hidden states and the experts where these are narrower,
     `bias` what is added to the scores where experts are chosen. `routing` is the native Routing's,
-    `normalized` where the config wants a sum of 1; `scale` multiplies the weights. `joined`: a
-    checkpoint may have all experts' gates over their ups in one tensor, as `experts.gate_up_proj`,
-    or, with the axes the other way round, beside them; `alternating`: a gate's number, then an
-    up's. Without `gated` there are no gates; with `weighs_inputs` what experts read is weighed, not
+    `normalized` where the config wants a sum of 1; `scale` multiplies the weights,
+    `shared_scale` what the shared one gives. `joined`: a checkpoint may have all experts' gates
+    over their ups in one tensor, as `experts.gate_up_proj`, or, with the axes the other way round,
+    beside them; `alternating`: a gate's number, then an up's. Without `gated` there are no gates; with `weighs_inputs` what experts read is weighed, not
     what they give. `groups`: how many there are to choose from, how many are, by how many
     experts."""
 
@@ -81,6 +81,7 @@ class Experts:
     gated: bool = True
     weighs_inputs: bool = False
     scale: Callable[[Config], float] = lambda config: 1.0
+    shared_scale: Callable[[Config], float] = lambda config: 1.0
     groups: Callable[[Config], tuple[int, int, int]] = lambda config: (1, 1, 1)
 
 

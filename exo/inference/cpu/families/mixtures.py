@@ -225,6 +225,48 @@ _HUNYUAN_NAMES = {
 }
 
 
+def _cohere2_config(config: Config) -> Config:
+    """As transformers' configuration_cohere2_moe.py fills in what a configuration leaves out;
+    mlx-lm has no class of it.
+
+    Raises:
+        ModelUnsupported: experts weighed by a softmax; the models there are have a sigmoid.
+    """
+    if config.get("expert_selection_fn", "softmax") != "sigmoid":
+        raise ModelUnsupported("a Cohere 2 mixture whose experts softmax weighs")
+    layers, dense = int(config["num_hidden_layers"]), int(config.get("first_k_dense_replace") or 0)
+    of_dense = int(config.get("prefix_dense_sliding_window_pattern", 1))
+    of_others = int(config.get("sliding_window_pattern", 4))
+    slides = [(i + 1) % of_dense for i in range(dense)]
+    slides += [(i + 1) % of_others for i in range(layers - dense)]
+    kinds = ["sliding_attention" if one else "full_attention" for one in slides]
+    mlps = ["dense" if i < dense else "sparse" for i in range(layers)]
+    given = config.get("rope_parameters") or {}
+    rms_eps = config.get("rms_norm_eps")
+    return {
+        **config,
+        "layer_types": config.get("layer_types") or kinds,
+        "mlp_layer_types": config.get("mlp_layer_types") or mlps,
+        "rope_theta": given.get("rope_theta") or config.get("rope_theta", 10000.0),
+        "layer_norm": rms_eps is None,
+        "rms_norm_eps": config.get("layer_norm_eps", 1e-5) if rms_eps is None else rms_eps,
+    }
+
+
+def _cohere2_rope(config: Config, layer: int) -> RopeTable | None:
+    """Layers that see a window know positions, and the dense first ones where they see all."""
+    is_dense = config["mlp_layer_types"][layer] == "dense"
+    forced = is_dense and config.get("prefix_dense_sliding_window_pattern", 1) == 1
+    slides = config["layer_types"][layer] == "sliding_attention"
+    return interleaved_rope(config, layer) if slides or forced else None
+
+
+def _share_of_average(config: Config) -> float:
+    """Of what a token's experts give, and of what the shared one does."""
+    is_average = config.get("shared_expert_combination_strategy", "average") == "average"
+    return 0.5 if config.get("num_shared_experts") and is_average else 1.0
+
+
 _QWEN3_MOE = Family(rope=plain_rope, head_norms=True, experts=_QWEN3_EXPERTS)
 
 _DEEPSEEK_V3 = Family(
@@ -377,6 +419,30 @@ MIXTURES: Mapping[str, Family] = {
         rope=rope_by_kind,
         window=typed_window,
         experts=Experts(_every_layer),
+    ),
+    "cohere2_moe": Family(
+        head_dim=128,
+        layer_norm=True,
+        parallel=lambda config: True,
+        norms={"attention_norm": "input_layernorm"},
+        rope=_cohere2_rope,
+        window=typed_window,
+        scales=lambda config: {
+            "layer_norm": config["layer_norm"],
+            "logits_scale": config.get("logit_scale", 0.0625),
+        },
+        experts=replace(
+            GLM4_EXPERTS,
+            layers=lambda config, layer: config["mlp_layer_types"][layer] != "dense",
+            normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
+            count="num_experts",
+            bias="",
+            joined="over",
+            scale=_share_of_average,
+            shared_scale=_share_of_average,
+            groups=lambda config: (1, 1, 1),
+        ),
+        config=_cohere2_config,
     ),
     "dots1": Family(tied=False, head_norms=True, experts=replace(GLM4_EXPERTS, stacked="experts")),
     "olmoe": Family(head_norms=True, experts=Experts(_every_layer)),

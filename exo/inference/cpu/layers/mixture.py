@@ -52,6 +52,7 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) 
         layer.expert_scales = as_list(packer.floats(f"{prefix}.router.per_expert_scale"))
     if _has_shared(arch, packer.checkpoint, prefix):
         mlp.build_one(packer, f"{prefix}.{names.shared}", layer, names.gated)
+        layer.shared_scale = arch.shared_scale
     if around := _around(arch, packer.checkpoint, prefix):
         layer.expert_in, layer.expert_out = (packer.matrix(f"{prefix}.{one}") for one in around)
     if names.shared_gate:

@@ -431,6 +431,7 @@ NB_MODULE(_native, m) {
       .def_rw("router_bias", &Layer::router_bias)
       .def_rw("xielu", &Layer::xielu)
       .def_rw("shared_gate", &Layer::shared_gate)
+      .def_rw("shared_scale", &Layer::shared_scale)
       .def_rw("expert_in", &Layer::expert_in)
       .def_rw("expert_out", &Layer::expert_out)
       .def_rw("experts", &Layer::experts)

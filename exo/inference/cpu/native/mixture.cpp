@@ -217,7 +217,7 @@ void Model::experts(const Layer& layer) {
         k.rms_norm(beside, norms->after_mlp.data(), beside, hidden, spec_.norm_eps);
       }
       const float share = layer.shared_gate ? same::sigmoid(z_[at_least(i)]) : 1.f;
-      k.add_scaled(y, beside, share, hidden);
+      k.add_scaled(y, beside, share * layer.shared_scale, hidden);
     }
     add_residual(x(i), y, layer.after_mlp_norm);
   });

@@ -148,7 +148,7 @@ struct MixtureNorms {
 
 // An empty vector or null pointer: the layer does without, be it a gate (down activation(up x)),
 // the whole MLP or all that mixes tokens. Beside a router, gate, up and down are an expert that
-// every token goes through, scaled by sigmoid(shared_gate x) where there is one.
+// every token goes through, scaled by shared_scale, and by sigmoid(shared_gate x) where there is one.
 struct Layer {
   std::vector<float> attention_norm, after_attention_norm, mlp_norm, after_mlp_norm;
   std::vector<float> attention_norm_bias, mlp_norm_bias;  // where Spec::layer_norm
@@ -172,6 +172,7 @@ struct Layer {
   MatrixPtr gate, up, down;
   std::shared_ptr<Xielu> xielu;  // in Spec::activation's place, without a gate
   MatrixPtr router, shared_gate;
+  float shared_scale = 1.f;
   std::vector<float> router_bias;   // added where experts are chosen, not where they are weighed
   MatrixPtr expert_in, expert_out;  // around the experts, where these are narrower than x
   std::vector<Expert> experts;

@@ -315,6 +315,27 @@ def _mimo2(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _cohere2(metadata: Metadata, config: Config) -> Config:
+    """North Mini Code, Command A+. llama.cpp's cohere2moe.cpp takes the mean of what a token's
+    experts give and the shared one, and a sigmoid where a file does not say."""
+    if metadata("expert_gating_func", 2) not in (0, 2):
+        raise ModelUnsupported("a Cohere 2 mixture whose experts softmax weighs")
+    return {
+        "num_experts": metadata("expert_count"),
+        "num_experts_per_tok": metadata("expert_used_count"),
+        "num_shared_experts": metadata("expert_shared_count", 0),
+        "shared_expert_combination_strategy": "average",
+        "expert_selection_fn": "sigmoid",
+        "norm_topk_prob": bool(metadata("expert_weights_norm", False)),
+        "first_k_dense_replace": metadata("leading_dense_block_count", 0),
+        "sliding_window": metadata("attention.sliding_window"),
+        "layer_types": layer_kinds(metadata, config, full=3),
+        "rms_norm_eps": metadata("attention.layer_norm_rms_epsilon", None),
+        "layer_norm_eps": metadata("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": metadata("logit_scale"),
+    }
+
+
 def _mimo2_rows(config: Config, layer: int) -> tuple[int, int, int]:
     kind = "swa_" if config["hybrid_layer_pattern"][layer] else ""
     heads, width = config["num_attention_heads"], config["head_dim"]
@@ -406,6 +427,7 @@ MIXTURES: Mapping[str, GGUFFamily] = {
         qkv_rows=_mimo2_rows,
         narrow_values=True,
     ),
+    "cohere2moe": GGUFFamily("cohere2_moe", tensors=_ROUTED, config=_cohere2),
     "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
     "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
     "mistral4": MISTRAL4,
