@@ -60,9 +60,9 @@ class Experts:
     `normalized` where the config wants a sum of 1; `scale` multiplies the weights,
     `shared_scale` what the shared one gives. `joined`: a checkpoint may have all experts' gates
     over their ups in one tensor, as `experts.gate_up_proj`, or, with the axes the other way round,
-    beside them; `alternating`: a gate's number, then an up's. Without `gated` there are no gates; with `weighs_inputs` what experts read is weighed, not
-    what they give. `groups`: how many there are to choose from, how many are, by how many
-    experts."""
+    beside them; `alternating`: a gate's number, then an up's. Without `gated` there are no gates;
+    with `weighs_inputs` what experts read is weighed, not what they give. `groups`: how many there
+    are to choose from, how many are, by how many experts."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"

@@ -148,7 +148,7 @@ struct MixtureNorms {
 
 // An empty vector or null pointer: the layer does without, be it a gate (down activation(up x)),
 // the whole MLP or all that mixes tokens. Beside a router, gate, up and down are an expert that
-// every token goes through, scaled by shared_scale, and by sigmoid(shared_gate x) where there is one.
+// every token goes through, scaled by shared_scale and, where there is one, sigmoid(shared_gate x).
 struct Layer {
   std::vector<float> attention_norm, after_attention_norm, mlp_norm, after_mlp_norm;
   std::vector<float> attention_norm_bias, mlp_norm_bias;  // where Spec::layer_norm
