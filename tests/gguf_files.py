@@ -88,7 +88,11 @@ ARCHITECTURES = {
 }
 """`general.architecture` by model_type."""
 
-OF_THE_CPU_ALONE = {"cohere2_moe": "cohere2moe"}
+OF_THE_CPU_ALONE = {
+    "cohere2_moe": "cohere2moe",
+    "arcee": "arcee",
+    "granite_swa": "granite_swa",
+}
 """The same, where mlx-lm has no class."""
 
 _NAMED_LIKE = {
@@ -98,6 +102,8 @@ _NAMED_LIKE = {
     "deepseek32": "glm-dsa",
     "bailingmoe3": "kimi-linear",
     "cohere2moe": "dots1",
+    "granite_swa": "granite",
+    "hy_v3": "dots1",
 }
 """Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
 
@@ -112,6 +118,8 @@ _PERMUTED = (
     "muse-glimmer",
     "granitemoe",
     "granitehybrid",
+    "granite_swa",
+    "arcee",
 )
 _LAYER_NORM_EPS = {
     "cohere": "layer_norm_eps",
@@ -735,6 +743,17 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "glm4_moe": _routed,
     "dots1": _ling,
     "cohere2_moe": _cohere2_moe,
+    "arcee": lambda config: {
+        "rope.scaling.type": config["rope_scaling"]["rope_type"],
+        "rope.scaling.factor": config["rope_scaling"]["factor"],
+        "rope.scaling.original_context_length": config["rope_scaling"][
+            "original_max_position_embeddings"
+        ],
+    },
+    "granite_swa": lambda config: {
+        "attention.sliding_window_pattern": _sliding(config),
+        "attention.rope_pattern": [bool(theta) for theta in config["layer_rope_theta"]],
+    },
     "bailing_moe": _ling,
     "ernie4_5_moe": lambda config: {
         "expert_count": config["moe_num_experts"],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from exo.errors import ModelUnsupported
-from exo.inference.cpu.families.family import Family, Growth, Mixer
+from exo.inference.cpu.families.family import Family, Growth, Mixer, every_layer
 from exo.inference.cpu.families.positions import (
     Config,
     cohere2_rope,
@@ -231,6 +231,28 @@ def _nas_heads(config: Config, layer: int) -> tuple[int, int]:
     return heads // int(group), int(config["hidden_size"]) // heads
 
 
+def _granite_swa_config(config: Config) -> Config:
+    """As transformers' configuration_granite_swa.py fills in what a configuration leaves out;
+    mlx-lm has no class of it."""
+    layers = range(int(config["num_hidden_layers"]))
+    kinds = ["sliding_attention" if i % 4 else "full_attention" for i in layers]
+    given = config.get("rope_parameters") or {}
+    theta = given.get("rope_theta") or config.get("rope_theta", 10000.0)
+    return {
+        "sliding_window": 128,
+        **config,
+        "layer_types": config.get("layer_types") or kinds,
+        "layer_rope_theta": config.get("layer_rope_theta") or [theta for _ in layers],
+        "rope_scaling": given or config.get("rope_scaling"),
+    }
+
+
+def _granite_swa_rope(config: Config, layer: int) -> RopeTable | None:
+    """A base for each layer; 0: it knows no positions."""
+    theta = config["layer_rope_theta"][layer]
+    return llama_rope({**config, "rope_theta": theta}, layer) if theta else None
+
+
 _LLAMA = Family(window=typed_window)
 _COHERE = Family(
     tied_by_config=False,
@@ -351,6 +373,14 @@ DENSE: Mapping[str, Family] = {
     "gemma3_text": _GEMMA3,
     "gemma3": _GEMMA3,
     "granite": Family(scales=granite_scales, explicit_head_dim=False),
+    "granite_swa": Family(
+        scales=granite_scales,
+        config=_granite_swa_config,
+        rope=_granite_swa_rope,
+        window=typed_window,
+        sinks=every_layer,
+    ),
+    "arcee": Family(tied=False, gated=False, activation="RELU2"),
     "olmo2": Family(norms=_OLMO2_NORMS, head_norms=True),
     "glm4": Family(
         tied=False,

@@ -261,10 +261,27 @@ def _cohere2_rope(config: Config, layer: int) -> RopeTable | None:
     return interleaved_rope(config, layer) if slides or forced else None
 
 
+def _hy3_config(config: Config) -> Config:
+    """As transformers' configuration_hy_v3.py fills in what a configuration leaves out; mlx-lm has
+    no class of it."""
+    given = config.get("rope_parameters") or {}
+    of_others = ["sparse"] * (int(config["num_hidden_layers"]) - 1)
+    return {
+        **config,
+        "mlp_layer_types": config.get("mlp_layer_types") or ["dense", *of_others],
+        "rope_theta": given.get("rope_theta") or config.get("rope_theta", 11158840.0),
+        "rope_scaling": given or config.get("rope_scaling"),
+    }
+
+
 def _share_of_average(config: Config) -> float:
     """Of what a token's experts give, and of what the shared one does."""
     is_average = config.get("shared_expert_combination_strategy", "average") == "average"
     return 0.5 if config.get("num_shared_experts") and is_average else 1.0
+
+
+def _is_sparse(config: Config, layer: int) -> bool:
+    return bool(config["mlp_layer_types"][layer] != "dense")
 
 
 _QWEN3_MOE = Family(rope=plain_rope, head_norms=True, experts=_QWEN3_EXPERTS)
@@ -433,7 +450,7 @@ MIXTURES: Mapping[str, Family] = {
         },
         experts=replace(
             GLM4_EXPERTS,
-            layers=lambda config, layer: config["mlp_layer_types"][layer] != "dense",
+            layers=_is_sparse,
             normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
             count="num_experts",
             bias="",
@@ -443,6 +460,26 @@ MIXTURES: Mapping[str, Family] = {
             groups=lambda config: (1, 1, 1),
         ),
         config=_cohere2_config,
+    ),
+    "hy_v3": Family(
+        tied=False,
+        head_norms=True,
+        experts=replace(
+            GLM4_EXPERTS,
+            layers=_is_sparse,
+            normalizes=lambda config: bool(config.get("route_norm", True)),
+            count="num_experts",
+            joined="over",
+            scale=lambda config: float(config.get("router_scaling_factor", 2.826)),
+            groups=lambda config: (1, 1, 1),
+        ),
+        config=_hy3_config,
+        renames={
+            "mlp.router.gate": "mlp.gate",
+            "mlp.expert_bias": "mlp.gate.e_score_correction_bias",
+            "mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
+            "mlp.shared_mlp": "mlp.shared_experts",
+        },
     ),
     "dots1": Family(tied=False, head_norms=True, experts=replace(GLM4_EXPERTS, stacked="experts")),
     "olmoe": Family(head_norms=True, experts=Experts(_every_layer)),

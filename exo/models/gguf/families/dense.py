@@ -12,6 +12,7 @@ from exo.models.gguf.families.family import (
     GGUFFamily,
     Metadata,
     joined_there_too,
+    layer_kinds,
     qkv_rows,
     turned_share,
 )
@@ -214,6 +215,20 @@ def _minicpm(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _granite_swa(metadata: Metadata, config: Config) -> Config:
+    """Granite with windows, where it has no experts."""
+    if metadata("expert_count", 0):
+        raise ModelUnsupported("a Granite with windows and experts")
+    knows = metadata.numbers("attention.rope_pattern")
+    theta = config["rope_theta"]
+    return {
+        **granite(metadata, config),
+        "sliding_window": metadata("attention.sliding_window"),
+        "layer_types": layer_kinds(metadata, config, full=0),
+        "layer_rope_theta": [theta if one else 0 for one in knows] or None,
+    }
+
+
 def _apertus(metadata: Metadata, config: Config) -> Config:
     return {"post_norm": False, "qk_norm": True}
 
@@ -316,6 +331,13 @@ DENSE: Mapping[str, GGUFFamily] = {
         varied=("attention.head_count_kv", "feed_forward_length"),
         qkv_rows=_rows_of_block,
     ),
+    "granite_swa": GGUFFamily(
+        "granite_swa",
+        interleaved_rope=True,
+        tensors={"attn_sinks": "self_attn.sinks"},
+        config=_granite_swa,
+    ),
+    "arcee": GGUFFamily("arcee", interleaved_rope=True),
     "apertus": GGUFFamily(
         "apertus",
         tensors={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},

@@ -336,6 +336,19 @@ def _cohere2(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _hy3(metadata: Metadata, config: Config) -> Config:
+    """Hy3 computes what GLM 4.5 does; its files tell by what they hold which layers are dense and
+    how wide the shared expert is."""
+    layers = range(config["num_hidden_layers"])
+    sparse = [i for i in layers if metadata.has_tensor(f"blk.{i}.ffn_gate_inp.")]
+    shared_width = metadata("expert_shared_feed_forward_length", 0)
+    return {
+        **_by_sigmoid(metadata, config),
+        "first_k_dense_replace": sparse[0] if sparse else len(layers),
+        "n_shared_experts": shared_width // metadata("expert_feed_forward_length") or None,
+    }
+
+
 def _mimo2_rows(config: Config, layer: int) -> tuple[int, int, int]:
     kind = "swa_" if config["hybrid_layer_pattern"][layer] else ""
     heads, width = config["num_attention_heads"], config["head_dim"]
@@ -427,6 +440,7 @@ MIXTURES: Mapping[str, GGUFFamily] = {
         qkv_rows=_mimo2_rows,
         narrow_values=True,
     ),
+    "hy_v3": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_hy3, name="hy_v3"),
     "cohere2moe": GGUFFamily("cohere2_moe", tensors=_ROUTED, config=_cohere2),
     "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
     "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
