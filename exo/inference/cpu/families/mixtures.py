@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,14 +9,13 @@ import numpy as np
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
-from exo.inference.cpu.families.family import Experts, Family, Growth
+from exo.inference.cpu.families.family import Experts, Family
 from exo.inference.cpu.families.positions import (
     Config,
     gpt_oss_rope,
     gpt_oss_window,
     hunyuan_rope,
     interleaved_rope,
-    latent_rope,
     llama_rope,
     minimax_rope,
     mixtral_rope,
@@ -64,7 +62,7 @@ _GRANITE_NAMES = {
 }
 
 
-def _after_first_dense(config: Config, layer: int) -> bool:
+def after_first_dense(config: Config, layer: int) -> bool:
     return layer >= int(config.get("first_k_dense_replace", 0))
 
 
@@ -72,7 +70,7 @@ def routed_scale(config: Config) -> float:
     return float(config.get("routed_scaling_factor") or 1.0)
 
 
-def _deepseek_groups(config: Config) -> tuple[int, int, int]:
+def deepseek_groups(config: Config) -> tuple[int, int, int]:
     return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 2
 
 
@@ -84,15 +82,6 @@ def _ernie_layers(config: Config, layer: int) -> bool:
     interval = int(config.get("moe_layer_interval", 1))
     is_between = first <= layer and (last is None or layer <= last)
     return is_between and (layer + 1) % interval == 0
-
-
-def latent_scales(config: Config) -> dict[str, float]:
-    """YaRN's correction of the temperature (arXiv:2309.00071, 3.4), squared: of query and key."""
-    scale = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5
-    scaling = config.get("rope_scaling") or {}
-    if (factor := scaling.get("factor", 1.0)) > 1 and scaling.get("mscale_all_dim"):
-        scale *= (0.1 * scaling["mscale_all_dim"] * math.log(factor) + 1.0) ** 2
-    return {"attention_scale": scale}
 
 
 def _mimo_slides(config: Config, layer: int) -> bool:
@@ -126,51 +115,15 @@ def _mimo_has_sinks(config: Config, layer: int) -> bool:
     return bool(config[f"add_{kind}_attention_sink_bias"])
 
 
-def _glm_dsa_config(config: Config) -> Config:
-    rope = config["rope_parameters"]
-    return {
-        "indexer_rope_interleave": True,
-        **config,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": rope,
-    }
-
-
-def _mistral4_config(config: Config) -> Config:
-    rope = config.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", 100000.0) if rope else config.get("rope_theta", 10000.0)
-    return {**config, "rope_theta": theta, "rope_scaling": rope or config.get("rope_scaling")}
-
-
-def _mistral4_growth(config: Config, layer: int) -> Growth:
-    rope = config["rope_parameters"]
-    return Growth(rope["llama_4_scaling_beta"], int(rope["original_max_position_embeddings"]))
-
-
-def unscaled_latents(config: Config) -> dict[str, float]:
-    width = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    return {"attention_scale": width**-0.5}
-
-
-def deepseek_layers(config: Config, layer: int) -> bool:
-    return _after_first_dense(config, layer) and layer % int(config.get("moe_layer_freq", 1)) == 0
-
-
-def _deepseek_v2_groups(config: Config) -> tuple[int, int, int]:
-    if config.get("topk_method") != "group_limited_greedy":
-        return 1, 1, 1
-    return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 1
-
-
 GLM4_EXPERTS = Experts(
-    _after_first_dense,
+    after_first_dense,
     routing="SIGMOID",
     normalized="SIGMOID_SUMMED_1",
     count="n_routed_experts",
     shared="shared_experts",
     bias="gate.e_score_correction_bias",
     scale=routed_scale,
-    groups=_deepseek_groups,
+    groups=deepseek_groups,
 )
 
 
@@ -286,18 +239,6 @@ def _is_sparse(config: Config, layer: int) -> bool:
 
 _QWEN3_MOE = Family(rope=plain_rope, head_norms=True, experts=_QWEN3_EXPERTS)
 
-_DEEPSEEK_V3 = Family(
-    tied=False,
-    tied_by_config=False,
-    latent=True,
-    rope=latent_rope,
-    scales=latent_scales,
-    experts=replace(
-        GLM4_EXPERTS,
-        layers=deepseek_layers,
-        normalizes=lambda config: bool(config.get("norm_topk_prob", True)),
-    ),
-)
 
 _MIMO_V2 = Family(
     tied=False,
@@ -322,45 +263,7 @@ _MIMO_V2 = Family(
 )
 
 MIXTURES: Mapping[str, Family] = {
-    "deepseek_v2": replace(
-        _DEEPSEEK_V3,
-        experts=Experts(
-            deepseek_layers,
-            normalizes=lambda config: False,
-            count="n_routed_experts",
-            shared="shared_experts",
-            scale=routed_scale,
-            groups=_deepseek_v2_groups,
-        ),
-    ),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "deepseek_v32": replace(
-        _DEEPSEEK_V3, config=lambda config: {"indexer_rope_interleave": False, **config}
-    ),
     "mimo_v2_flash": _MIMO_V2,
-    "glm_moe_dsa": replace(_DEEPSEEK_V3, config=_glm_dsa_config),
-    "mistral4": replace(
-        _DEEPSEEK_V3,
-        tied_by_config=True,
-        config=_mistral4_config,
-        growth=_mistral4_growth,
-        experts=Experts(
-            deepseek_layers,
-            count="n_routed_experts",
-            shared="shared_experts",
-            scale=routed_scale,
-            groups=_deepseek_groups,
-        ),
-    ),
-    "youtu_llm": replace(
-        _DEEPSEEK_V3,
-        tied=True,
-        tied_by_config=True,
-        latent_eps=0.0,
-        scales=unscaled_latents,
-        experts=None,
-    ),
-    "glm4_moe_lite": replace(_DEEPSEEK_V3, latent_eps=0.0),
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe": replace(_QWEN3_MOE, experts=replace(_QWEN3_EXPERTS, joined="beside")),
     "mixtral": Family(

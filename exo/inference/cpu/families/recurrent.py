@@ -8,14 +8,12 @@ from dataclasses import replace
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Factor, Family, Mixer
+from exo.inference.cpu.families.latents import deepseek_layers, latent_scales, unscaled_latents
 from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
-    deepseek_layers,
-    latent_scales,
     routed_scale,
     sparse_steps,
-    unscaled_latents,
 )
 from exo.inference.cpu.families.positions import Config, latent_rope, llama_rope, partial_rope
 from exo.inference.cpu.families.rope import RopeTable

@@ -12,6 +12,7 @@ from exo.inference.cpu.families.family import Family
 from exo.inference.cpu.families.gated import GATED
 from exo.inference.cpu.families.gemma3n import GEMMA3N
 from exo.inference.cpu.families.gemma4 import GEMMA4
+from exo.inference.cpu.families.latents import LATENTS
 from exo.inference.cpu.families.llama4 import LLAMA4, LLAMA4_TEXT
 from exo.inference.cpu.families.mixtures import MIXTURES
 from exo.inference.cpu.families.recurrent import RECURRENT
@@ -19,6 +20,7 @@ from exo.inference.cpu.families.recurrent import RECURRENT
 _NAMED: Mapping[str, Family] = {
     **DENSE,
     **MIXTURES,
+    **LATENTS,
     **RECURRENT,
     **GATED,
     "gemma3n": GEMMA3N,

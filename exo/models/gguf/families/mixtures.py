@@ -17,7 +17,7 @@ from exo.models.gguf.families.family import (
 )
 
 _SWITCHED = experts("mlp.gate", "mlp.switch_mlp")
-_ROUTED = {
+ROUTED = {
     **_SWITCHED,
     **shared("mlp.shared_experts"),
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
@@ -27,24 +27,6 @@ _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks": "self_attn.sinks",
     **experts("mlp.router", "mlp.experts"),
-}
-LATENTS = {
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_k_b": "self_attn.embed_q",
-    "attn_v_b": "self_attn.unembed_out",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    **_ROUTED,
-}
-_INDEXED = {
-    **LATENTS,
-    "indexer.attn_q_b": "self_attn.indexer.wq_b",
-    "indexer.attn_k": "self_attn.indexer.wk",
-    "indexer.proj": "self_attn.indexer.weights_proj",
-    "indexer.k_norm": "self_attn.indexer.k_norm",
 }
 _ERNIE = {
     **_SWITCHED,
@@ -57,7 +39,7 @@ _HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
-_GLM4_MOE = {**_ROUTED, "post_attention_norm": "post_attention_layernorm"}
+_GLM4_MOE = {**ROUTED, "post_attention_norm": "post_attention_layernorm"}
 _QWEN2_MOE = {
     **_SWITCHED,
     **shared("mlp.shared_expert"),
@@ -234,51 +216,6 @@ def routes_by_sigmoid(metadata: Metadata) -> bool:
     return said == 2 or (not said and metadata.has_tensor(".exp_probs_b."))
 
 
-def latents(metadata: Metadata, config: Config) -> Config:
-    """DeepSeek V3, Kimi K2, GLM 4.7 Flash: one class of mlx-lm's computes them all. In files made
-    before May 2025 keys and values are in one matrix."""
-    turned = metadata("rope.dimension_count")
-    is_split = metadata.has_tensor(".attn_k_b.")
-    keys, values = (
-        metadata(f"attention.{part}_length{'_mla' if is_split else ''}")
-        for part in ("key", "value")
-    )
-    found = {
-        **deepseek_routing(metadata, config),
-        "moe_layer_freq": 1,
-        "q_lora_rank": metadata("attention.q_lora_rank", 0) or None,
-        "kv_lora_rank": metadata("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": keys - turned,
-        "v_head_dim": values,
-        "head_dim": turned,
-        "num_key_value_heads": config["num_attention_heads"],
-    }
-    if scaling := config.get("rope_scaling"):
-        # Its checkpoints have one number for both; the file holds a tenth of it.
-        mscale = 10 * metadata("rope.scaling.yarn_log_multiplier", 0.0)
-        found["rope_scaling"] = {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
-    return found
-
-
-def _indexed(metadata: Metadata, config: Config) -> Config:
-    """DeepSeek V3.2."""
-    check_sigmoid(metadata)
-    return {
-        **latents(metadata, config),
-        "index_n_heads": metadata("attention.indexer.head_count"),
-        "index_head_dim": metadata("attention.indexer.key_length"),
-        "index_topk": metadata("attention.indexer.top_k"),
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-    }
-
-
-_GLM_5_2_CONTEXT = 1 << 20
-"""Where a file of GLM 5 does not say which layers have an indexer: from this context on it is of
-GLM 5.2, of whose layers it is the first three and then every fourth (glm-dsa.cpp)."""
-
-
 def _mimo2(metadata: Metadata, config: Config) -> Config:
     """MiMo V2 Flash and V2.5. llama.cpp's mimo2.cpp brings the sum of experts' weights to 1."""
     slides = metadata.of_layers("attention.sliding_window_pattern")
@@ -356,44 +293,6 @@ def _mimo2_rows(config: Config, layer: int) -> tuple[int, int, int]:
     return heads * width, kv_heads * width, kv_heads * config["v_head_dim"]
 
 
-def _glm_dsa(metadata: Metadata, config: Config) -> Config:
-    found = _indexed(metadata, config)
-    layers = range(config["num_hidden_layers"])
-    own = metadata.of_layers("attention.indexer.types")
-    if not own and config["max_position_embeddings"] >= _GLM_5_2_CONTEXT:
-        own = [int(i < 2 or i % 4 == 2) for i in layers]
-    rope = found.get("rope_scaling") or {"rope_type": "default"}
-    return {
-        **found,
-        "rope_parameters": {**rope, "rope_theta": config["rope_theta"]},
-        **({"indexer_types": ["full" if one else "shared" for one in own]} if own else {}),
-    }
-
-
-def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
-    groups = metadata("expert_group_count", 1)
-    return {
-        "rope_scaling": {"factor": 1.0},  # mlx-lm's class wants one
-        **latents(metadata, config),
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
-    }
-
-
-def _mistral4(metadata: Metadata, config: Config) -> Config:
-    """Mistral Large 3 too, whose files say deepseek2."""
-    found = latents(metadata, config)
-    scaling = found.get("rope_scaling") or {"type": "default", "rope_type": "default"}
-    return {
-        **found,
-        "rope_parameters": {
-            "original_max_position_embeddings": config["max_position_embeddings"],
-            **scaling,
-            "rope_theta": config["rope_theta"],
-            "llama_4_scaling_beta": metadata("attention.temperature_scale", 0.0),
-        },
-    }
-
-
 def _llama4(metadata: Metadata, config: Config) -> Config:
     """What llama.cpp's llama4.cpp takes as given stands here as well; of its models only Maverick,
     with 128 experts, has no norms of heads."""
@@ -411,8 +310,6 @@ def _llama4(metadata: Metadata, config: Config) -> Config:
     return {"text_config": text}
 
 
-MISTRAL4 = GGUFFamily("mistral4", tensors=LATENTS, config=_mistral4)
-
 MIXTURES: Mapping[str, GGUFFamily] = {
     "qwen3moe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
     "qwen3vlmoe": GGUFFamily("qwen3_moe", tensors=_SWITCHED, config=qwen3_moe),
@@ -422,33 +319,26 @@ MIXTURES: Mapping[str, GGUFFamily] = {
         "granitemoe", interleaved_rope=True, tensors=_GRANITE_MOE, config=granite_moe
     ),
     "glm4moe": GGUFFamily("glm4_moe", tensors=_GLM4_MOE, config=_glm4_moe),
-    "bailingmoe2": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_by_sigmoid, name="bailingmoe2"),
-    "dots1": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_by_sigmoid, name="dots1"),
+    "bailingmoe2": GGUFFamily("glm4_moe", tensors=ROUTED, config=_by_sigmoid, name="bailingmoe2"),
+    "dots1": GGUFFamily("glm4_moe", tensors=ROUTED, config=_by_sigmoid, name="dots1"),
     "ernie4_5-moe": GGUFFamily("ernie4_5_moe", tensors=_ERNIE, config=_ernie4_5),
     "hunyuan-moe": GGUFFamily("hunyuan", tensors=_HUNYUAN, config=_hunyuan),
-    "exaone-moe": GGUFFamily("exaone_moe", tensors=_ROUTED, config=_exaone_moe),
+    "exaone-moe": GGUFFamily("exaone_moe", tensors=ROUTED, config=_exaone_moe),
     "mellum": GGUFFamily("mellum", tensors=_SWITCHED, config=_mellum),
     "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
-    "deepseek2": GGUFFamily("glm4_moe_lite", tensors=LATENTS, config=latents),
     "mimo2": GGUFFamily(
         "mimo_v2_flash",
-        tensors={**_ROUTED, "attn_sinks": "self_attn.attention_sink_bias"},
+        tensors={**ROUTED, "attn_sinks": "self_attn.attention_sink_bias"},
         config=_mimo2,
         varied=("attention.head_count_kv",),
         qkv_rows=_mimo2_rows,
         narrow_values=True,
     ),
-    "hy_v3": GGUFFamily("glm4_moe", tensors=_ROUTED, config=_hy3, name="hy_v3"),
-    "cohere2moe": GGUFFamily("cohere2_moe", tensors=_ROUTED, config=_cohere2),
-    "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
-    "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
-    "mistral4": MISTRAL4,
+    "hy_v3": GGUFFamily("glm4_moe", tensors=ROUTED, config=_hy3, name="hy_v3"),
+    "cohere2moe": GGUFFamily("cohere2_moe", tensors=ROUTED, config=_cohere2),
 }
 
 MIXTRAL = GGUFFamily("mixtral", interleaved_rope=True, tensors=_SPARSE_BLOCK, config=_mixtral)
 """Of the same architecture as a llama there, with experts."""
-
-DEEPSEEK_V2 = GGUFFamily("deepseek_v2", tensors=LATENTS, config=_deepseek_v2)
-"""Of the same architecture as DeepSeek V3 there, and chooses experts in another way."""

@@ -16,12 +16,11 @@ from exo.models.gguf.families.family import (
     shared,
     turned_share,
 )
+from exo.models.gguf.families.latents import LATENT_TENSORS, latents
 from exo.models.gguf.families.mixtures import (
-    LATENTS,
     check_sigmoid,
     deepseek_routing,
     granite_moe,
-    latents,
     qwen3_moe,
 )
 
@@ -117,7 +116,7 @@ _FALCON_H1 = {
 
 
 _KIMI_LINEAR = {
-    **LATENTS,
+    **LATENT_TENSORS,
     **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv.conv" for part in "qkv"},
     **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
     "ssm_beta": "self_attn.b_proj",

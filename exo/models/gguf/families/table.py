@@ -10,18 +10,14 @@ from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
 from exo.models.gguf.families.gated import GATED
 from exo.models.gguf.families.gemma3n import GEMMA3N
 from exo.models.gguf.families.gemma4 import GEMMA4
-from exo.models.gguf.families.mixtures import (
-    DEEPSEEK_V2,
-    MISTRAL4,
-    MIXTRAL,
-    MIXTURES,
-    routes_by_sigmoid,
-)
+from exo.models.gguf.families.latents import DEEPSEEK_V2, LATENTS, MISTRAL4
+from exo.models.gguf.families.mixtures import MIXTRAL, MIXTURES, routes_by_sigmoid
 from exo.models.gguf.families.recurrent import RECURRENT
 
 FAMILIES: Mapping[str, GGUFFamily] = {
     **DENSE,
     **MIXTURES,
+    **LATENTS,
     **RECURRENT,
     **GATED,
     "gemma3n": GEMMA3N,
