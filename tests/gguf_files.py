@@ -70,6 +70,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "minicpm": "minicpm",
     "apertus": "apertus",
+    "nanbeige": "nanbeige",
     "qwen2_moe": "qwen2moe",
     "olmoe": "olmoe",
     "nemotron-nas": "deci",
@@ -102,6 +103,7 @@ _NAMED_LIKE = {
     "deepseek32": "glm-dsa",
     "bailingmoe3": "kimi-linear",
     "cohere2moe": "dots1",
+    "nanbeige": "llama",
     "granite_swa": "granite",
     "hy_v3": "dots1",
 }
@@ -120,6 +122,7 @@ _PERMUTED = (
     "granitehybrid",
     "granite_swa",
     "arcee",
+    "nanbeige",
 )
 _LAYER_NORM_EPS = {
     "cohere": "layer_norm_eps",
@@ -743,6 +746,10 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "glm4_moe": _routed,
     "dots1": _ling,
     "cohere2_moe": _cohere2_moe,
+    "nanbeige": lambda config: {
+        "num_loops": config["num_loops"],
+        "skip_loop_final_norm": config.get("skip_loop_final_norm", False),
+    },
     "arcee": lambda config: {
         "rope.scaling.type": config["rope_scaling"]["rope_type"],
         "rope.scaling.factor": config["rope_scaling"]["factor"],

@@ -379,6 +379,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "ministral3": {"rope_parameters": YARN},
     "mistral4": {"rope_parameters": YARN},
+    "nanbeige": {"num_loops": 2},
     "nemotron-nas": {
         "block_configs": [
             {

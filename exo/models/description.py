@@ -158,7 +158,12 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def _kv_bytes_per_token(text: dict[str, Any]) -> int:
-    """Bytes of float16 keys and values one layer keeps for one token; an upper bound."""
+    """Bytes of float16 keys and values one layer keeps for one token, however often it runs; an
+    upper bound."""
+    return _kv_bytes_of_a_run(text) * int(text.get("num_loops") or 1)
+
+
+def _kv_bytes_of_a_run(text: dict[str, Any]) -> int:
     if isinstance(rank := text.get("kv_lora_rank"), int):  # one latent for all heads
         indexed = int(text.get("index_head_dim") or 0)
         return 2 * 2 * (rank + int(text.get("qk_rope_head_dim") or 0) + indexed)

@@ -322,6 +322,7 @@ class Model:
     embedding_norm: list[float]
     final_norm: list[float]
     final_norm_bias: list[float]
+    norm_every: int
     def set_hadamard(self, hadamard: Hadamard, embedding: bool) -> None: ...
     sequences: int
     cache_bytes: int

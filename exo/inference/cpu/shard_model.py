@@ -146,7 +146,9 @@ class CheckpointModel:
             model.ropes = [_native_rope(rope) for rope in self._ropes]
             if self._hadamard is not None and self._turning is not None:
                 model.set_hadamard(self._turning, self._hadamard.embedding)
-            model.layers = [self._layers[index] for index in range(start, end)]
+            model.layers = [self._layers[index] for index in range(start, end)] * arch.loops
+            if arch.loops > 1 and arch.norms_loops:
+                model.norm_every = arch.n_layers
             if start == 0:
                 model.embedding = self._matrices["model.embed_tokens"]
                 if arch.family.embedding_norm:

@@ -114,6 +114,8 @@ CASES = [
         },
     ),
     ("kimi_linear", {"num_experts": 8, "num_expert_group": 4, "topk_group": 2}),
+    ("nanbeige", {"skip_loop_final_norm": True, "loop_loss_weights": [0.5, 0.5]}),
+    ("nanbeige", {"num_loops": 1}),
     ("mistral3", {}),
     ("mistral3", {"model_type": "ministral3", "rope_parameters": zoo.YARN}),
     ("stablelm", {"use_parallel_residual": True}),

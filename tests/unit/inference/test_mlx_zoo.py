@@ -30,6 +30,7 @@ CUT_AT: dict[str, frozenset[int]] = {
     "gemma4_text": frozenset({1, 2}),
     "gemma4_unified": frozenset({1, 2}),
     "iquestloopcoder": frozenset(),
+    "nanbeige": frozenset(),
 }
 """Where later layers read more of earlier ones than what is sent; all others are cut anywhere."""
 

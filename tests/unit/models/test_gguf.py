@@ -61,6 +61,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((model_type, {}) for model_type in ARCHITECTURES),
     ("nemotron_h", NEMOTRON_3),
     ("nemotron_h", NEMOTRON_3 | {"moe_latent_size": 48, "mlp_bias": False}),
+    ("nanbeige", {"skip_loop_final_norm": True}),
     ("gemma4_text", zoo.GEMMA4_31B),
     ("gemma4_text", zoo.GEMMA4_26B),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),

@@ -114,6 +114,8 @@ class Architecture:
     state_space: StateSpace | None = None
     latent: Latent | None = None
     alt_up: AltUp | None = None
+    loops: int = 1
+    norms_loops: bool = True
     sparsity: tuple[float | None, ...] = ()
     limits: tuple[tuple[float, float], ...] = ()
     latent_eps: float = 1e-6
@@ -135,6 +137,8 @@ class Architecture:
     @property
     def uncuttable(self) -> str:
         """Why layers may not be cut everywhere; empty where they may."""
+        if self.loops > 1:
+            return "it runs its layers more than once"
         if self.token_input_dim:
             return "each layer reads something of the tokens themselves"
         if any(source != layer for layer, source in enumerate(self.kv_from)):
@@ -243,6 +247,8 @@ def _read(config: Config, family: Family) -> Architecture:
         state_space=_state_space(config) if any("state_space" in m for m in mixers) else None,
         latent=latent,
         alt_up=_alt_up(config) if family.alt_up else None,
+        loops=family.loops(config),
+        norms_loops=not config.get("skip_loop_final_norm"),
         sparsity=tuple(family.sparsity(config, i) for i in range(n_layers)),
         limits=tuple(family.limits(config, i) for i in range(n_layers)),
         latent_eps=family.latent_eps or float(config["rms_norm_eps"]),

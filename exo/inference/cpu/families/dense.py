@@ -231,6 +231,19 @@ def _nas_heads(config: Config, layer: int) -> tuple[int, int]:
     return heads // int(group), int(config["hidden_size"]) // heads
 
 
+def _nanbeige_config(config: Config) -> Config:
+    unread = ("enable_double_loop_split", "loop_share_kv", "enable_depth_attention")
+    if asked := [key for key in unread if config.get(key)]:
+        raise ModelUnsupported(f"a Nanbeige with {asked[0]}")
+    return config
+
+
+def _nanbeige_loops(config: Config) -> int:
+    """Checkpoints trained with a loss for each loop have a weight for each but the first."""
+    weights = config.get("loop_loss_weights")
+    return len(weights) + 1 if weights else int(config.get("num_loops") or 1)
+
+
 def _granite_swa_config(config: Config) -> Config:
     """As transformers' configuration_granite_swa.py fills in what a configuration leaves out;
     mlx-lm has no class of it."""
@@ -380,6 +393,7 @@ DENSE: Mapping[str, Family] = {
         window=typed_window,
         sinks=every_layer,
     ),
+    "nanbeige": Family(tied=False, config=_nanbeige_config, loops=_nanbeige_loops),
     "arcee": Family(tied=False, gated=False, activation="RELU2"),
     "olmo2": Family(norms=_OLMO2_NORMS, head_norms=True),
     "glm4": Family(

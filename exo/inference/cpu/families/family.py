@@ -129,6 +129,10 @@ def _none_plain(config: Config, layer: int) -> str:
     return ""
 
 
+def _once(config: Config) -> int:
+    return 1
+
+
 def _as_it_is(config: Config) -> Config:
     return config
 
@@ -169,7 +173,8 @@ class Family:
     what a layer calls them; experts have scales there. `layer_scales`: a layer ends in a factor.
     `alt_up`: a hidden state of several streams; `sparsity`: so many deviations above their mean the
     gates' values must lie to go on; `limits`: how large what activations give may be, in experts
-    and elsewhere, 0 where there is none."""
+    and elsewhere, 0 where there is none. `loops`: how often all layers run, the last norm between
+    them, unless the config has `skip_loop_final_norm`."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -215,5 +220,6 @@ class Family:
     modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
     scales: Callable[[Config], dict[str, float]] = _no_scales
     experts: Experts | None = None
+    loops: Callable[[Config], int] = _once
     config: Callable[[Config], Config] = _as_it_is
     renames: Mapping[str, str] = field(default_factory=dict)

@@ -185,6 +185,10 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
         for (int d = 0; d < spec_.hidden; d++) x(i)[d] *= layer.scale;
       });
     }
+    const size_t done = index + 1;
+    if (norm_every > 0 && done < layers.size() && done % at_least(norm_every) == 0) {
+      each_row(rows_, [&](int64_t i) { norm_row(x(i), final_norm, final_norm_bias, x(i)); });
+    }
   }
   if (streams) end_streams();
   for (size_t s = 0; s < state_.size(); s++) {

@@ -251,6 +251,7 @@ class Model {
   std::shared_ptr<TokenInputs> token_inputs;
   std::shared_ptr<Streams> streams;                // such a model is one shard
   std::vector<float> final_norm, final_norm_bias;  // last shard
+  int norm_every = 0;                              // final_norm between so many layers, too; 0: not
 
   // All linear layers are stored turned, and the embedding where `embedding`.
   void set_hadamard(std::shared_ptr<const Hadamard> hadamard, bool embedding);

@@ -229,6 +229,13 @@ def _granite_swa(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _nanbeige(metadata: Metadata, config: Config) -> Config:
+    return {
+        "num_loops": metadata("num_loops", 1),
+        "skip_loop_final_norm": metadata("skip_loop_final_norm", False),
+    }
+
+
 def _apertus(metadata: Metadata, config: Config) -> Config:
     return {"post_norm": False, "qk_norm": True}
 
@@ -337,6 +344,7 @@ DENSE: Mapping[str, GGUFFamily] = {
         tensors={"attn_sinks": "self_attn.sinks"},
         config=_granite_swa,
     ),
+    "nanbeige": GGUFFamily("nanbeige", interleaved_rope=True, config=_nanbeige),
     "arcee": GGUFFamily("arcee", interleaved_rope=True),
     "apertus": GGUFFamily(
         "apertus",
