@@ -67,7 +67,8 @@ def _conversation(tokenizer: Tokenizer, request: ChatRequest, messages: list[Mes
     options = dict(request.template)
     thinking = request.thinking
     if thinking.wanted is not None:
-        options |= {"enable_thinking": thinking.wanted, "thinking": thinking.wanted}
+        names = ("enable_thinking", "thinking", "reasoning")  # the last of Cohere's templates
+        options |= dict.fromkeys(names, thinking.wanted)
     if thinking.effort is not None:
         options["reasoning_effort"] = thinking.effort
     if tokenizer.markup.knows_tools:

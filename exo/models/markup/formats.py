@@ -26,7 +26,8 @@ class CallStyle:
     arguments, `after`. Without `between` each call has markers of its own.
 
     Arguments are one JSON object, or written out one by one: `argument` before each value, with its
-    name for {}, `argument_end` after it; texts raw if `raw_texts`, else as JSON.
+    name for {}, `argument_end` after it; texts raw if `raw_texts`, else as JSON, with
+    `text_argument` before them where it is another.
     """
 
     before: str
@@ -36,6 +37,7 @@ class CallStyle:
     trail: str = ""
     between: str | None = None
     argument: str | None = None
+    text_argument: str | None = None
     argument_end: str = ""
     argument_between: str = ""
     raw_texts: tuple[str, str] | None = None
@@ -70,7 +72,8 @@ def _library(name: str, style: CallStyle, parse: Parse | None = None) -> Callabl
 
 
 def _json_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-    """One object, a list of them, or several with ; or line breaks between (Llama 3, Granite)."""
+    """One object, a list of them, or several with ; or line breaks between (Llama 3, Granite,
+    Cohere)."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while at < len(text):
         value, at = decoder.raw_decode(text, at)
@@ -78,7 +81,8 @@ def _json_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
             if not isinstance(call, dict):
                 raise ValueError(f"{call!r} is no call")
             arguments = call.get("arguments", call.get("parameters"))
-            found.append(tool_call(call.get("name"), arguments, tools))
+            name = call.get("name", call.get("tool_name"))
+            found.append(tool_call(name, arguments, tools))
         at += len(text[at:]) - len(text[at:].lstrip("; \n\t,"))
     if not found:
         raise ValueError("there is no call in it")
@@ -97,6 +101,59 @@ def _deepseek_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         tool_call(call["name"].strip(), call["arguments"], tools)
         for call in _DEEPSEEK_CALL.finditer(text)
     ]
+    if not found:
+        raise ValueError("there is no call in it")
+    return found
+
+
+def _named_arguments(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """A list of objects with one key, the tool's name (Apertus)."""
+    calls = json.loads(text)
+    if not isinstance(calls, list) or not calls:
+        raise ValueError("it is no list of calls")
+    if not all(isinstance(call, dict) and len(call) == 1 for call in calls):
+        raise ValueError("a call has one name")
+    return [tool_call(name, own, tools) for call in calls for name, own in call.items()]
+
+
+_HY3_CALL = re.compile(
+    "<tool_call:opensource>(?P<name>.*?)<tool_sep:opensource>(?P<arguments>.*?)"
+    "</tool_call:opensource>",
+    re.DOTALL,
+)
+_HY3_MARKER = re.compile("(</?arg_(?:key|value)):opensource>")
+
+
+def _hy3_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """As GLM writes arguments, in markers that are named otherwise."""
+    found = []
+    for call in _HY3_CALL.finditer(text):
+        name, arguments = call["name"].strip(), call["arguments"].strip()
+        if arguments:
+            as_glm = name + "\n" + _HY3_MARKER.sub(r"\1>", arguments)
+            found += parse_with("glm47", as_glm, tools)
+        else:
+            found.append(tool_call(name, {}, tools))
+    if not found:
+        raise ValueError("there is no call in it")
+    return found
+
+
+_DSML_CALL = re.compile('<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', re.DOTALL)
+_DSML_ARGUMENT = re.compile(
+    '<｜DSML｜parameter name="([^"]+)" string="(true|false)">(.*?)</｜DSML｜parameter>', re.DOTALL
+)
+
+
+def _dsml_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """DeepSeek V3.2's and V4's, which say of each argument whether it is a text or JSON."""
+    found = []
+    for name, inside in _DSML_CALL.findall(text):
+        arguments = {
+            key: value if is_text == "true" else json.loads(value)
+            for key, is_text, value in _DSML_ARGUMENT.findall(inside)
+        }
+        found.append(tool_call(name, arguments, tools))
     if not found:
         raise ValueError("there is no call in it")
     return found
@@ -195,10 +252,84 @@ _DEEPSEEK_3_STYLE = CallStyle(
 _DEEPSEEK_31_STYLE = CallStyle(
     "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", between=""
 )
+_COHERE_STYLE = CallStyle(
+    '{"tool_call_id": "0", "tool_name": "',
+    '", "parameters": ',
+    "}",
+    lead="[\n    ",
+    trail="\n]",
+    between=",\n    ",
+)
+_APERTUS_STYLE = CallStyle('{"', '": ', "}", lead="[", trail="]", between=", ")
+_SEED_STYLE = CallStyle(
+    "<function=",
+    ">\n",
+    "</function>",
+    lead="\n",
+    trail="\n",
+    argument="<parameter={}>",
+    argument_end="</parameter>\n",
+    raw_texts=("", ""),
+)
+_HY3_STYLE = CallStyle(
+    "<tool_call:opensource>",
+    "<tool_sep:opensource>\n",
+    "</tool_call:opensource>\n",
+    lead="\n",
+    between="",
+    argument="<arg_key:opensource>{}</arg_key:opensource>\n<arg_value:opensource>",
+    argument_end="</arg_value:opensource>\n",
+    raw_texts=("", ""),
+)
+_DSML_STYLE = CallStyle(
+    '<｜DSML｜invoke name="',
+    '">\n',
+    "</｜DSML｜invoke>\n",
+    lead="\n",
+    between="",
+    argument='<｜DSML｜parameter name="{}" string="false">',
+    text_argument='<｜DSML｜parameter name="{}" string="true">',
+    argument_end="</｜DSML｜parameter>\n",
+    raw_texts=("", ""),
+)
 _LIST_STYLE = CallStyle('{"name": "', '", "arguments": ', "}", lead="[", trail="]", between=", ")
+
+_COHERE = _simple("cohere", "<|START_ACTION|>", "<|END_ACTION|>", _json_calls, _COHERE_STYLE)
+_HY3 = _simple("hy3", "<tool_calls:opensource>", "</tool_calls:opensource>", _hy3_calls, _HY3_STYLE)
+
+
+def _dsml(calls: str) -> Any:
+    opens, closes = f"<｜DSML｜{calls}>", f"</｜DSML｜{calls}>"
+    return _simple("deepseek_v32", opens, closes, _dsml_calls, _DSML_STYLE)
+
 
 # Told by texts that stand in the template, the most telling first; all of a row must be there.
 _TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
+    (("<|START_ACTION|>", '"tool_name":'), _COHERE),
+    (("<tool_calls{}>", ":opensource"), _HY3),
+    (("<tool_calls:opensource>",), _HY3),
+    (("｜DSML｜", "function_calls>"), _dsml("function_calls")),
+    (("｜DSML｜", "tool_calls>"), _dsml("tool_calls")),
+    (
+        ("<seed:tool_call>", "<function="),
+        _simple(
+            "seed_oss",
+            "<seed:tool_call>",
+            "</seed:tool_call>",
+            partial(parse_with, "qwen3_coder"),
+            _SEED_STYLE,
+        ),
+    ),
+    (
+        ("<|tools_prefix|>",),
+        _simple(
+            "apertus", "<|tools_prefix|>", "<|tools_suffix|>", _named_arguments, _APERTUS_STYLE
+        ),
+    ),
+    (
+        ("<TOOLCALL>",),
+        _simple("nemotron", "<TOOLCALL>", "</TOOLCALL>", _json_calls, _LIST_STYLE),
+    ),
     (("<minimax:tool_call>",), _library("minimax_m2", _MINIMAX_STYLE)),
     (("<|tool_call>", "<tool_call|>"), _library("gemma4", _GEMMA_4_STYLE)),
     (("<start_function_call>",), _library("function_gemma", _FUNCTION_GEMMA_STYLE)),
@@ -242,7 +373,7 @@ _TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
     (("<tool_call>",), _library("json_tools", _HERMES_STYLE)),
     (("<|tool_call|>",), _simple("granite", "<|tool_call|>", "", _json_calls, _LIST_STYLE)),
     (
-        ('"parameters":', "tool_call"),
+        ('{"name": "', '"parameters":', "tool_call"),
         _simple(
             "llama3",
             '{"name": ',
@@ -304,7 +435,9 @@ def _arguments(
         one = f"{rule}_{i}"
         names.append((one, name in needed))
         value = _value(one, of, shared, style, special, rules)
-        before = lark_text(style.argument.replace("{}", name), special)
+        is_text = isinstance(of, dict) and of.get("type") == "string"
+        begins = style.text_argument if is_text and style.text_argument else style.argument
+        before = lark_text(begins.replace("{}", name), special)
         rules.append(f"{one}: {before} {value}")
     # In the order of the schema, with `argument_between` between those that are there.
     if not style.argument_between:

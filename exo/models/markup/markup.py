@@ -21,6 +21,10 @@ _THINKING = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<reasoning>", "</reasoning>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<think:opensource>", "</think:opensource>"),
 )
 
 
@@ -56,7 +60,8 @@ class Markup:
         if self.calls is not None:
             found += [self.calls.opens, self.calls.closes]
             style = self.calls.style
-            found += [style.before, style.middle, style.after, style.argument or ""]
+            found += [style.before, style.middle, style.after]
+            found += [style.argument or "", style.text_argument or ""]
             found += [style.argument_end, *(style.raw_texts or ())]
         return found
 

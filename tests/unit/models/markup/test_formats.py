@@ -217,3 +217,70 @@ def test_said_is_said_as_soon_as_it_is_certain() -> None:
     assert reader.add("Well ") == [Said("Well")]
     assert reader.add("<to") == []
     assert reader.add("day") == [Said(" <today")]
+
+
+WEATHER = ("get_weather", {"city": "Bern", "days": 2})
+AS_WRITTEN = {
+    # What a family's template says of calls, in short; and an answer, as its models write one.
+    "cohere": (
+        '{{ tools }}{"name": "", "parameters": } {% for tc in '
+        'message.tool_calls %}<|START_THINKING|><|END_THINKING|><|START_ACTION|>[{"tool_call_id": '
+        '"{{ tc.id }}", "tool_name": "{{ tc.name }}"',
+        "<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[\n    "
+        '{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Bern", '
+        '"days": 2}}\n]<|END_ACTION|>',
+    ),
+    "hy3": (
+        "{%- set HYTK = ':opensource' %}{%- set toolcalls_begin_token = "
+        "'<tool_calls{}>'.format(HYTK) %}{{ tools }}",
+        "<think:opensource>hm</think:opensource><tool_calls:opensource>\n"
+        "<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Bern</arg_value:opensource>\n"
+        "<arg_key:opensource>days</arg_key:opensource>\n"
+        "<arg_value:opensource>2</arg_value:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+    ),
+    "deepseek_v32": (
+        "{% set dsml_token = '｜DSML｜' %}<think></think>{{ tools }}'<' + dsml_token + "
+        "'function_calls>'",
+        "<think>hm</think>\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Bern</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    "seed_oss": (
+        "{{ tools }}<seed:think></seed:think><seed:tool_call>\n<function=name>\n",
+        "<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=get_weather>\n"
+        "<parameter=city>Bern</parameter>\n<parameter=days>2</parameter>\n</function>\n"
+        "</seed:tool_call>",
+    ),
+    "apertus": (
+        "{{ tools }}{%- set inner_token = '<|inner_prefix|>' %}{% set outer_token = "
+        "'<|inner_suffix|>' %}{%- set tool_calls_token = '<|tools_prefix|>' %}",
+        '<|inner_prefix|>hm<|inner_suffix|><|tools_prefix|>[{"get_weather": {"city": "Bern", '
+        '"days": 2}}]<|tools_suffix|>',
+    ),
+    "nemotron": (
+        '{{ tools }}<think></think><TOOLCALL>[{"name": "tool_name1", "arguments": "tool_args1"}]',
+        '<think>\nhm\n</think>\n\n<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Bern", '
+        '"days": 2}}]</TOOLCALL>',
+    ),
+    "llama3": (
+        '{{ tools }} Respond in the format {"name": function name, "parameters": dictionary}. '
+        "{{ '{\"name\": \"' + tool_call.name + '\", ' }} {{ '\"parameters\": ' }}",
+        '{"name": "get_weather", "parameters": {"city": "Bern", "days": 2}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("family", AS_WRITTEN)
+def test_families_are_told_by_their_templates(family: str) -> None:
+    template, answer = AS_WRITTEN[family]
+    known = {"<think:opensource>": 1, "</think:opensource>": 2} if family == "hy3" else {}
+    markup = markup_of(template, {}, known)
+    assert markup.knows_tools and markup.calls is not None and markup.calls.name == family
+    thought = "hm" if "hm" in answer else ""
+    for step in (1, 7, 1000):
+        assert read(markup, answer, enforced=False, step=step) == ("", thought, [WEATHER])
