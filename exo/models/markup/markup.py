@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from exo.models.grammar import composed, quoted, styled
-from exo.models.markup.formats import CallFormat, calls_grammar, format_of, hermes, lark_text
+from exo.models.markup.call_format import CallFormat
+from exo.models.markup.call_grammar import calls_grammar, lark_text
+from exo.models.markup.formats import format_of, hermes
 from exo.models.markup.reader import AnswerReader, HarmonyReader, PlainReader, TaggedReader
 from exo.models.markup.tools import Tool, ToolChoice
 

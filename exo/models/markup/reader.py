@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exo.models.markup.formats import CallFormat, CallStyle
+from exo.models.markup.call_format import CallFormat, CallStyle
 from exo.models.markup.tools import Tool, ToolCall, tool_call
 
 

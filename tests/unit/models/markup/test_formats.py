@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from exo.models.grammar import Follower
-from exo.models.markup.formats import _TOLD_BY, CallFormat
+from exo.models.markup.call_format import CallFormat
+from exo.models.markup.formats import _TOLD_BY
 from exo.models.markup.markup import Markup, answer_grammar, markup_of
 from exo.models.markup.reader import CallArguments, CallBegun, Said, Thought
 from exo.models.markup.tools import Tool, ToolChoice
