@@ -17,7 +17,7 @@ class CallStyle:
     arguments, `after`. Without `between` each call has markers of its own.
 
     Arguments are one JSON object, or written out one by one: `argument` before each value, with its
-    name for {}, `argument_end` after it; texts raw if `raw_texts`, else as JSON, with
+    name for {}, `argument_end` after it, too; texts raw if `raw_texts`, else as JSON, with
     `text_argument` before them where it is another.
     """
 

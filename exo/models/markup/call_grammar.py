@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from exo.models.grammar import quoted, styled
@@ -50,7 +51,8 @@ def _arguments(
     for i, (name, of) in enumerate(schema.get("properties", {}).items()):
         one = f"{rule}_{i}"
         names.append((one, name in needed))
-        value = _value(one, of, shared, style, special, rules)
+        ended = replace(style, argument_end=style.argument_end.replace("{}", name))
+        value = _value(one, of, shared, ended, special, rules)
         is_text = isinstance(of, dict) and of.get("type") == "string"
         begins = style.text_argument if is_text and style.text_argument else style.argument
         before = lark_text(begins.replace("{}", name), special)

@@ -12,11 +12,13 @@ from typing import Any
 from exo.models.markup.call_format import CallFormat, CallStyle, Parse
 from exo.models.markup.library import parse_with, parser_module
 from exo.models.markup.parsers import (
+    M3,
     deepseek_calls,
     dsml_calls,
     hy3_calls,
     json_calls,
     longcat_calls,
+    m3_calls,
     named_arguments,
 )
 
@@ -157,6 +159,16 @@ _DSML_STYLE = CallStyle(
     argument_end="</｜DSML｜parameter>\n",
     raw_texts=("", ""),
 )
+_M3_STYLE = CallStyle(
+    f'{M3}<invoke name="',
+    '">',
+    f"{M3}</invoke>\n",
+    lead="\n",
+    between="",
+    argument=f"{M3}<{{}}>",
+    argument_end=f"{M3}</{{}}>",
+    raw_texts=("", ""),
+)
 _LIST_STYLE = CallStyle('{"name": "', '", "arguments": ', "}", lead="[", trail="]", between=", ")
 
 _COHERE = _simple("cohere", "<|START_ACTION|>", "<|END_ACTION|>", json_calls, _COHERE_STYLE)
@@ -192,6 +204,10 @@ _TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
     (
         ("<TOOLCALL>",),
         _simple("nemotron", "<TOOLCALL>", "</TOOLCALL>", json_calls, _LIST_STYLE),
+    ),
+    (
+        (M3, "<tool_call>"),
+        _simple("minimax_m3", f"{M3}<tool_call>", f"{M3}</tool_call>", m3_calls, _M3_STYLE),
     ),
     (("<minimax:tool_call>",), _library("minimax_m2", _MINIMAX_STYLE)),
     (("<|tool_call>", "<tool_call|>"), _library("gemma4", _GEMMA_4_STYLE)),

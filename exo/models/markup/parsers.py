@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from exo.models.markup.library import parse_with
 from exo.models.markup.tools import Tool, ToolCall, tool_call
@@ -107,3 +108,63 @@ def longcat_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     if bare in {tool.name for tool in tools}:
         return [tool_call(bare, {}, tools)]
     return parse_with("longcat", text, tools)
+
+
+M3 = "]<]minimax[>["
+"""What stands before each tag that MiniMax M3 writes."""
+
+_M3_CALL = re.compile(
+    '@<invoke name="([^"]+)">(.*?)@</invoke>'.replace("@", re.escape(M3)), re.DOTALL
+)
+_M3_TAG = re.compile(r"<(/?)([^>]+)>(.*)", re.DOTALL)
+
+
+def m3_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Arguments as elements, what is in objects and lists (`item`) as elements in them."""
+    schemas = {tool.name: tool.schema.get("properties", {}) for tool in tools}
+    found = []
+    for name, inside in _M3_CALL.findall(text):
+        values = _elements(inside)
+        own = schemas.get(name, {})
+        arguments = {key: _typed(value, own.get(key)) for key, value in values}
+        found.append(tool_call(name, arguments, tools))
+    if not found:
+        raise ValueError("there is no call in it")
+    return found
+
+
+_Element = tuple[str, "str | list[_Element]"]
+
+
+def _elements(text: str) -> list[_Element]:
+    """The elements of a text, each a name and its text or the elements in it."""
+    open_ones: list[tuple[str, str, list[_Element]]] = [("", "", [])]
+    for piece in text.split(M3)[1:]:
+        if (tag := _M3_TAG.match(piece)) is None:
+            raise ValueError(f"{piece!r} is no tag")
+        closes, name, after = tag.groups()
+        if not closes:
+            open_ones.append((name, after, []))
+            continue
+        opened, said, inner = open_ones.pop()
+        if opened != name or not open_ones:
+            raise ValueError(f"</{name}> closes nothing")
+        open_ones[-1][2].append((name, inner or said))
+    if len(open_ones) != 1:
+        raise ValueError(f"<{open_ones[-1][0]}> is not closed")
+    return open_ones[0][2]
+
+
+def _typed(value: str | list[_Element], schema: Any) -> Any:
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(value, str):
+        if schema.get("type") == "string":
+            return value
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    if all(name == "item" for name, _ in value):
+        return [_typed(one, schema.get("items")) for _, one in value]
+    own = schema.get("properties", {})
+    return {name: _typed(one, own.get(name)) for name, one in value}

@@ -13,6 +13,7 @@ from exo.models.grammar import Follower
 from exo.models.markup.call_format import CallFormat
 from exo.models.markup.formats import _TOLD_BY
 from exo.models.markup.markup import Markup, answer_grammar, markup_of
+from exo.models.markup.parsers import M3, m3_calls
 from exo.models.markup.reader import CallArguments, CallBegun, Said, Thought
 from exo.models.markup.tools import Tool, ToolChoice
 from exo.models.tokenizer import ByteTokenizer
@@ -268,6 +269,13 @@ AS_WRITTEN = {
         '<think>\nhm\n</think>\n\n<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Bern", '
         '"days": 2}}]</TOOLCALL>',
     ),
+    "minimax_m3": (
+        "{{ tools }}{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = "
+        "ns_token ~ '<tool_call>' -%}<mm:think></mm:think>",
+        '<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">'
+        "]<]minimax[>[<city>Bern]<]minimax[>[</city>]<]minimax[>[<days>2]<]minimax[>[</days>"
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    ),
     "llama3": (
         '{{ tools }} Respond in the format {"name": function name, "parameters": dictionary}. '
         "{{ '{\"name\": \"' + tool_call.name + '\", ' }} {{ '\"parameters\": ' }}",
@@ -285,3 +293,23 @@ def test_families_are_told_by_their_templates(family: str) -> None:
     thought = "hm" if "hm" in answer else ""
     for step in (1, 7, 1000):
         assert read(markup, answer, enforced=False, step=step) == ("", thought, [WEATHER])
+
+
+def test_elements_in_elements_are_lists_and_objects() -> None:
+    """MiniMax M3's."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "who": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "when": {"type": "array", "items": {"type": "string"}},
+        },
+    }
+    text = (
+        '<invoke name="meet"><who><name>2</name><older>true</older></who>'
+        "<when><item>9</item><item>10</item></when></invoke>"
+    ).replace("<", f"{M3}<")
+    (call,) = m3_calls(text, [Tool("meet", "", schema)])
+    expected = {"who": {"name": "2", "older": True}, "when": ["9", "10"]}
+    assert json.loads(call.arguments) == expected
+    with pytest.raises(ValueError, match="closes nothing"):
+        m3_calls(text.replace("</item>", "</thing>", 1), [Tool("meet", "", schema)])
