@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
         self._names = dict(names)
+        self._efforts = _HY3_EFFORTS if "no_think" in source else {}
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -55,7 +57,7 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the template refuses the conversation, or is never done with it.
         """
-        given = {"add_generation_prompt": not continues, **self._names, **more}
+        given = {"add_generation_prompt": not continues, **self._names, **self._told(more)}
         refused: Exception | None = None
         for shape in (list, _one_system, _no_system, _arguments_as_text, _short_ids):
             shaped = shape(messages)
@@ -81,12 +83,23 @@ class ChatTemplate:
             )
         return text[: at + len(last)]
 
+    def _told(self, options: dict[str, Any]) -> dict[str, Any]:
+        """With how long to think, or whether to, in the template's own words."""
+        if not self._efforts:
+            return options
+        effort = options.get("reasoning_effort")
+        if effort is None and (wanted := options.get("enable_thinking")) is not None:
+            effort = "high" if wanted else "none"
+        if effort is None:
+            return options
+        return {**options, "reasoning_effort": self._efforts.get(effort, effort)}
+
     def _rendered(self, messages: list[Any], given: dict[str, Any]) -> str:
         """Raises what the template raises; InvalidRequest where it is never done."""
 
         def render() -> str:
             parts, length = [], 0
-            for part in self._template.generate(messages=messages, **given):
+            for part in self._template.generate(messages=deepcopy(messages), **given):
                 length += len(part)
                 if length > MAX_RENDERED:
                     raise InvalidRequest(
@@ -104,6 +117,9 @@ class ChatTemplate:
                 param="messages",
             ) from error
 
+
+_HY3_EFFORTS = {"none": "no_think", "minimal": "low", "medium": "high", "xhigh": "high"}
+"""Hy3's template refuses all but no_think, low and high."""
 
 _REFUSALS = (
     jinja2.TemplateError,
@@ -197,7 +213,8 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which nothing can be made endlessly large by a multiplication."""
+    """A sandbox in which nothing can be made endlessly large by a multiplication. Lists may grow,
+    which Kimi K2's templates ask for: messages are copies."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -211,6 +228,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         ):
             raise jinja2.TemplateError(f"{operator} makes something too large")
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(
+            obj, attr, value
+        )
 
 
 @cache
@@ -238,7 +260,15 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What Jinja's filters give, map and select among them."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _refuse(message: str) -> NoReturn:

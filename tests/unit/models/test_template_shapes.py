@@ -54,6 +54,39 @@ def test_arguments_are_what_the_template_takes() -> None:
     assert render(as_object, made) == render(as_text, made) == '{"x": 1}'
 
 
+def test_lists_may_grow_but_not_the_callers() -> None:
+    """Kimi K2's templates collect the names of calls; others what filters give."""
+    source = (
+        "{% set found = [] %}{% for m in messages %}{% set _ = found.append(m.content) %}"
+        "{% endfor %}{% set _ = messages.append(1) %}{{ found | tojson }}"
+        "{{ messages[:1] | map(attribute='role') | tojson }}"
+    )
+    messages = [USER]
+    assert ChatTemplate(source, {}).render(messages) == '["hi"]["user"]'
+    assert messages == [USER]
+
+
+HY3 = (
+    "{% if reasoning_effort not in ['high', 'low', 'no_think'] %}{{ raise_exception('effort') }}"
+    "{% endif %}{{ reasoning_effort }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"reasoning_effort": "none"}, "no_think"),
+        ({"reasoning_effort": "minimal"}, "low"),
+        ({"reasoning_effort": "medium"}, "high"),
+        ({"reasoning_effort": "low", "enable_thinking": True}, "low"),
+        ({"enable_thinking": True}, "high"),
+        ({"enable_thinking": False}, "no_think"),
+    ],
+)
+def test_efforts_are_told_in_the_templates_words(asked: dict[str, Any], told: str) -> None:
+    assert ChatTemplate(HY3, {}).render([USER], **asked) == told
+
+
 NINE = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
     "{{ raise_exception('length 9') }}{% endif %}{{ c.id }}{% endfor %}{% if m.tool_call_id %}"
@@ -76,6 +109,9 @@ def test_calls_are_named_as_mistrals_templates_want_it() -> None:
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set l = [] %}{% for a in range(99999) %}{% for b in range(99999) %}"
+        "{% set _ = l.append(a) %}{% endfor %}{% endfor %}",
+        "{% set l = [] %}{% set _ = l.append(l) %}{{ l | tojson }}",
         "{{ 'x' * 999999999 }}",
         "{{ 9 ** 99999999 }}",
         "{% for a in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
@@ -102,6 +138,6 @@ def test_a_template_that_means_harm_is_ended(source: str, monkeypatch: pytest.Mo
 
 
 def test_the_sandbox_holds() -> None:
-    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"):
+    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.clear() }}"):
         with pytest.raises(InvalidRequest):
             render(source, USER)
