@@ -8,9 +8,10 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,17 +53,21 @@ class ChatTemplate:
         """The text of a conversation, up to where the assistant begins to answer, or with
         `continues` to the end of its last message. Where the template takes one system message
         only, or none, those that are there are put together, or before the first of the user's;
-        where it takes arguments of calls as texts, or wants short names of calls, they are.
+        where it takes arguments of calls as texts, or wants short names of calls, they are; where
+        it wants roles to alternate, they do.
 
         Raises:
             InvalidRequest: the template refuses the conversation, or is never done with it.
         """
         given = {"add_generation_prompt": not continues, **self._names, **self._told(more)}
         refused: Exception | None = None
-        for shape in (list, _one_system, _no_system, _arguments_as_text, _short_ids):
+        tried: list[list[Any]] = []
+        for alternates, shape in product((False, True), _SHAPES):
             shaped = shape(messages)
-            if refused is not None and shaped == list(messages):
+            shaped = _alternating(shaped) if alternates else shaped
+            if shaped in tried:
                 continue
+            tried.append(shaped)
             try:
                 text = self._rendered(shaped, given)
                 break
@@ -186,6 +191,39 @@ def _no_system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [*rest[:first], {**rest[first], "content": joined}, *rest[first + 1 :]]
 
 
+def _alternating(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What follows its like from the user or the assistant as one message, an answer between what
+    tools gave and what the user says then, and something of the user's first."""
+    found: list[dict[str, Any]] = []
+    for one in messages:
+        before = found[-1] if found else {}
+        turn, last = one["role"], before.get("role")
+        if turn == last and turn in ("user", "assistant") and not before.get("tool_calls"):
+            texts = [text for text in (before["content"], one["content"]) if text]
+            found[-1] = {**before, **one, "content": "\n\n".join(map(str, texts))}
+            continue
+        if turn == "user" and last == "tool":
+            found.append({"role": "assistant", "content": "(interrupted)"})
+        elif turn == "assistant" and last in (None, "system"):
+            found.append({"role": "user", "content": "..."})
+        found.append(dict(one))
+    return found
+
+
+def _short_ids_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return _short_ids(_one_system(messages))
+
+
+_SHAPES: tuple[Callable[[Sequence[Mapping[str, Any]]], list[Any]], ...] = (
+    list,
+    _one_system,
+    _no_system,
+    _arguments_as_text,
+    _short_ids,
+    _short_ids_one_system,
+)
+
+
 def find_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """The default template of a checkpoint: a file of its own, else the entry of its
     tokenizer_config.json (`config`), which may list several by name."""
@@ -213,7 +251,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which nothing can be made endlessly large by a multiplication. Lists may grow,
+    """A sandbox in which nothing can be made endlessly large by a multiplication. Lists may change,
     which Kimi K2's templates ask for: messages are copies."""
 
     intercepted_binops = frozenset({"*", "**"})
@@ -230,7 +268,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(
             obj, attr, value
         )
 

@@ -44,6 +44,33 @@ def test_system_messages_go_where_the_template_takes_them() -> None:
         render("{{ raise_exception('never') }}", *messages)
 
 
+ALTERNATING = (
+    "{% for m in messages if m.role in ('user', 'assistant') and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{% endfor %}" + EACH
+)
+
+
+def test_roles_alternate_where_the_template_wants_it() -> None:
+    """Mistral's and Gemma's; clients put what they know of a project into a message before the
+    user's, and users break in on tools."""
+    reply, call = (
+        {"role": "assistant", "content": "yes"},
+        {"id": "1", "function": {"name": "f", "arguments": {}}},
+    )
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    given = {"role": "tool", "content": "42", "tool_call_id": "1"}
+    assert render(EACH, USER, USER) == "user:hi;user:hi;"
+    assert render(ALTERNATING, USER, USER) == "user:hi\n\nhi;"
+    assert (
+        render(ALTERNATING, system("A"), reply, USER) == "system:A;user:...;assistant:yes;user:hi;"
+    )
+    assert (
+        render(ALTERNATING, USER, called, given, USER)
+        == "user:hi;assistant:;tool:42;assistant:(interrupted);user:hi;"
+    )
+
+
 def test_arguments_are_what_the_template_takes() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     made = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -54,15 +81,16 @@ def test_arguments_are_what_the_template_takes() -> None:
     assert render(as_object, made) == render(as_text, made) == '{"x": 1}'
 
 
-def test_lists_may_grow_but_not_the_callers() -> None:
+def test_lists_may_change_but_not_the_callers() -> None:
     """Kimi K2's templates collect the names of calls; others what filters give."""
     source = (
         "{% set found = [] %}{% for m in messages %}{% set _ = found.append(m.content) %}"
-        "{% endfor %}{% set _ = messages.append(1) %}{{ found | tojson }}"
+        "{% endfor %}{% set _ = messages.append(found.pop()) %}{% set _ = found.append(1) %}"
+        "{{ found | tojson }}"
         "{{ messages[:1] | map(attribute='role') | tojson }}"
     )
     messages = [USER]
-    assert ChatTemplate(source, {}).render(messages) == '["hi"]["user"]'
+    assert ChatTemplate(source, {}).render(messages) == '[1]["user"]'
     assert messages == [USER]
 
 
