@@ -41,7 +41,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
         self._names = dict(names)
-        self._efforts = _HY3_EFFORTS if "no_think" in source else {}
+        self._efforts = _HY3_EFFORTS if "'no_think'" in source else {}
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
