@@ -40,6 +40,11 @@ def parse_with(name: str, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     except Exception as error:  # parsers of text that may be anything raise anything
         raise ValueError(f"{type(error).__name__}: {error}") from error
     calls = found if isinstance(found, list) else [found]
+    return some([tool_call(call.get("name"), call.get("arguments"), tools) for call in calls])
+
+
+def some(calls: list[ToolCall]) -> list[ToolCall]:
+    """The calls that were read. Raises ValueError if there are none."""
     if not calls:
         raise ValueError("there is no call in it")
-    return [tool_call(call.get("name"), call.get("arguments"), tools) for call in calls]
+    return calls

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from exo.models.markup.library import parse_with
+from exo.models.markup.library import parse_with, some
 from exo.models.markup.tools import Tool, ToolCall, tool_call
 
 
@@ -27,9 +27,7 @@ def json_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
             name = call.get("name", call.get("tool_name"))
             found.append(tool_call(name, arguments, tools))
         at += len(text[at:]) - len(text[at:].lstrip("; \n\t,"))
-    if not found:
-        raise ValueError("there is no call in it")
-    return found
+    return some(found)
 
 
 _DEEPSEEK_CALL = re.compile(
@@ -44,9 +42,7 @@ def deepseek_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         tool_call(call["name"].strip(), call["arguments"], tools)
         for call in _DEEPSEEK_CALL.finditer(text)
     ]
-    if not found:
-        raise ValueError("there is no call in it")
-    return found
+    return some(found)
 
 
 def named_arguments(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -77,9 +73,7 @@ def hy3_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
             found += parse_with("glm47", as_glm, tools)
         else:
             found.append(tool_call(name, {}, tools))
-    if not found:
-        raise ValueError("there is no call in it")
-    return found
+    return some(found)
 
 
 _DSML_CALL = re.compile('<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', re.DOTALL)
@@ -97,9 +91,7 @@ def dsml_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
             for key, is_text, value in _DSML_ARGUMENT.findall(inside)
         }
         found.append(tool_call(name, arguments, tools))
-    if not found:
-        raise ValueError("there is no call in it")
-    return found
+    return some(found)
 
 
 def longcat_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -128,9 +120,7 @@ def m3_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
         own = schemas.get(name, {})
         arguments = {key: _typed(value, own.get(key)) for key, value in values}
         found.append(tool_call(name, arguments, tools))
-    if not found:
-        raise ValueError("there is no call in it")
-    return found
+    return some(found)
 
 
 _Element = tuple[str, "str | list[_Element]"]

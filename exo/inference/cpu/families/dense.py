@@ -19,6 +19,7 @@ from exo.inference.cpu.families.positions import (
     hunyuan_rope,
     interleaved_rope,
     llama_rope,
+    of_rope_parameters,
     olmo3_rope,
     olmo3_window,
     partial_rope,
@@ -249,14 +250,13 @@ def _granite_swa_config(config: Config) -> Config:
     mlx-lm has no class of it."""
     layers = range(int(config["num_hidden_layers"]))
     kinds = ["sliding_attention" if i % 4 else "full_attention" for i in layers]
-    given = config.get("rope_parameters") or {}
-    theta = given.get("rope_theta") or config.get("rope_theta", 10000.0)
+    rope = of_rope_parameters(config, 10000.0)
     return {
         "sliding_window": 128,
         **config,
+        **rope,
         "layer_types": config.get("layer_types") or kinds,
-        "layer_rope_theta": config.get("layer_rope_theta") or [theta for _ in layers],
-        "rope_scaling": given or config.get("rope_scaling"),
+        "layer_rope_theta": config.get("layer_rope_theta") or [rope["rope_theta"] for _ in layers],
     }
 
 

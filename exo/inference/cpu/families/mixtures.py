@@ -9,7 +9,7 @@ import numpy as np
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
-from exo.inference.cpu.families.family import Experts, Family
+from exo.inference.cpu.families.family import Experts, Family, every_layer
 from exo.inference.cpu.families.positions import (
     Config,
     gpt_oss_rope,
@@ -19,6 +19,7 @@ from exo.inference.cpu.families.positions import (
     llama_rope,
     minimax_rope,
     mixtral_rope,
+    of_rope_parameters,
     partial_rope,
     plain_rope,
     qwen2_rope,
@@ -28,10 +29,6 @@ from exo.inference.cpu.families.positions import (
 from exo.inference.cpu.families.rope import RopeTable
 
 
-def _every_layer(config: Config, layer: int) -> bool:
-    return True
-
-
 def sparse_steps(config: Config, layer: int) -> bool:
     plain = config.get("mlp_only_layers") or []
     return layer not in plain and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
@@ -39,7 +36,7 @@ def sparse_steps(config: Config, layer: int) -> bool:
 
 _QWEN3_EXPERTS = Experts(sparse_steps)
 _MIXTRAL_EXPERTS = Experts(
-    _every_layer,
+    every_layer,
     routing="TOP_THEN_SOFTMAX",
     normalized="TOP_THEN_SOFTMAX",
     count="num_local_experts",
@@ -194,13 +191,12 @@ def _cohere2_config(config: Config) -> Config:
     slides += [(i + 1) % of_others for i in range(layers - dense)]
     kinds = ["sliding_attention" if one else "full_attention" for one in slides]
     mlps = ["dense" if i < dense else "sparse" for i in range(layers)]
-    given = config.get("rope_parameters") or {}
     rms_eps = config.get("rms_norm_eps")
     return {
         **config,
+        **of_rope_parameters(config, 10000.0),
         "layer_types": config.get("layer_types") or kinds,
         "mlp_layer_types": config.get("mlp_layer_types") or mlps,
-        "rope_theta": given.get("rope_theta") or config.get("rope_theta", 10000.0),
         "layer_norm": rms_eps is None,
         "rms_norm_eps": config.get("layer_norm_eps", 1e-5) if rms_eps is None else rms_eps,
     }
@@ -217,13 +213,11 @@ def _cohere2_rope(config: Config, layer: int) -> RopeTable | None:
 def _hy3_config(config: Config) -> Config:
     """As transformers' configuration_hy_v3.py fills in what a configuration leaves out; mlx-lm has
     no class of it."""
-    given = config.get("rope_parameters") or {}
     of_others = ["sparse"] * (int(config["num_hidden_layers"]) - 1)
     return {
         **config,
+        **of_rope_parameters(config, 11158840.0),
         "mlp_layer_types": config.get("mlp_layer_types") or ["dense", *of_others],
-        "rope_theta": given.get("rope_theta") or config.get("rope_theta", 11158840.0),
-        "rope_scaling": given or config.get("rope_scaling"),
     }
 
 
@@ -278,7 +272,7 @@ MIXTURES: Mapping[str, Family] = {
         tied_by_config=False,
         head_dim=64,
         activation="CLAMPED_SWIGLU",
-        sinks=_every_layer,
+        sinks=every_layer,
         rope=gpt_oss_rope,
         window=gpt_oss_window,
         experts=_GPT_OSS_EXPERTS,
@@ -288,7 +282,7 @@ MIXTURES: Mapping[str, Family] = {
         explicit_head_dim=False,
         rope=qwen2_rope,
         experts=Experts(
-            _every_layer,
+            every_layer,
             normalizes=lambda config: False,
             shared="shared_expert",
             shared_gate="shared_expert_gate",
@@ -311,7 +305,7 @@ MIXTURES: Mapping[str, Family] = {
         explicit_head_dim=False,
         rope=hunyuan_rope,
         experts=Experts(
-            _every_layer,
+            every_layer,
             normalizes=lambda config: True,
             top="moe_topk",
             shared="shared_mlp",
@@ -338,7 +332,7 @@ MIXTURES: Mapping[str, Family] = {
         head_norms=True,
         rope=rope_by_kind,
         window=typed_window,
-        experts=Experts(_every_layer),
+        experts=Experts(every_layer),
     ),
     "cohere2_moe": Family(
         head_dim=128,
@@ -385,7 +379,7 @@ MIXTURES: Mapping[str, Family] = {
         },
     ),
     "dots1": Family(tied=False, head_norms=True, experts=replace(GLM4_EXPERTS, stacked="experts")),
-    "olmoe": Family(head_norms=True, experts=Experts(_every_layer)),
+    "olmoe": Family(head_norms=True, experts=Experts(every_layer)),
     "granitemoe": Family(
         explicit_head_dim=False,
         scales=granite_scales,
@@ -408,7 +402,7 @@ MIXTURES: Mapping[str, Family] = {
         head_norms=True,
         rope=minimax_rope,
         experts=Experts(
-            _every_layer,
+            every_layer,
             normalizes=lambda config: True,
             normalized="SIGMOID_SUMMED_1",
             count="num_local_experts",

@@ -28,6 +28,16 @@ def llama_rope(config: Config, layer: int) -> RopeTable | None:
     )
 
 
+def of_rope_parameters(config: Config, theta: float) -> dict[str, Any]:
+    """The base of positions and how they are scaled, which configurations since 2026 have in
+    `rope_parameters`; `theta`: the base where none is said."""
+    given = config.get("rope_parameters") or {}
+    return {
+        "rope_theta": given.get("rope_theta") or config.get("rope_theta", theta),
+        "rope_scaling": given or config.get("rope_scaling"),
+    }
+
+
 def typed_window(config: Config, layer: int) -> int:
     kinds = config.get("layer_types") or []
     sliding = kinds and kinds[layer] == "sliding_attention"
