@@ -125,8 +125,9 @@ def parts_with(path: Path, tensors: Collection[str]) -> Parts:
             if name in tensors
         ]
         if ranges:
-            # What has no shape may be a number in a GGUF's header.
-            header = 0, min(entry.offset for entry in entries.values() if entry.shape)
+            # What has no shape may be a number in a GGUF's header, which may be all of a file.
+            starts = (entry.offset for entry in entries.values() if entry.shape)
+            header = 0, min(starts, default=file.stat().st_size)
             found[file.name] = merged([header, *ranges])
     return found
 

@@ -520,6 +520,20 @@ def test_numbers_of_layers_in_the_metadata_belong_to_the_header(tmp_path: Path) 
     assert (start, end >= read_gguf(tmp_path / "m.gguf").data_start) == (0, True)
 
 
+def test_a_first_file_of_metadata_alone_is_wanted_whole(tmp_path: Path) -> None:
+    """As `gguf-split --no-tensor-first-split` writes it, here with Apertus' numbers."""
+    write_source("apertus", {}, tmp_path / "source")
+    write_gguf(tmp_path / "source", tmp_path / "whole.gguf")
+    write_folder([tmp_path / "whole.gguf"], tmp_path / "folder")
+    whole = tmp_path / "whole.gguf"
+    header = bytearray(whole.read_bytes()[: read_gguf(whole).data_start])
+    header[8:16] = bytes(8)  # so many tensors
+    (tmp_path / "folder/model.gguf").unlink()
+    (tmp_path / "folder/model.gguf").write_bytes(header)
+    wanted = all_tensors(tmp_path / "folder")
+    assert parts_with(tmp_path / "folder", wanted)["model.gguf"] == [(0, len(header))]
+
+
 def test_numbers_of_other_layers_than_there_are_are_refused(tmp_path: Path) -> None:
     write_source("apertus", {}, tmp_path / "source")
     write_gguf(tmp_path / "source", tmp_path / "m.gguf", **{"apertus.block_count": zoo.LAYERS - 1})
