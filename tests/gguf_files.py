@@ -134,6 +134,20 @@ _LAYER_NORM_EPS = {
     "gpt_neox": "layer_norm_eps",
 }
 
+_TOKENS = [chr(33 + i) for i in range(90)]
+_TOKENS += [f"unused{i}" for i in range(zoo.VOCABULARY - 94)] + ['!"', "#$", "<s>", "</s>"]
+TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": _TOKENS,
+    "tokenizer.ggml.merges": ['! "', "# $"],
+    "tokenizer.ggml.token_type": [1] * (len(_TOKENS) - 2) + [3, 3],
+    "tokenizer.ggml.bos_token_id": len(_TOKENS) - 2,
+    "tokenizer.ggml.eos_token_id": len(_TOKENS) - 1,
+    "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+}
+"""Byte-level, of which most tokens are never met."""
+
 Quantize = Callable[[str, npt.NDArray[np.float32]], str]
 """(GGUF's name, the numbers) to the format to write them in."""
 
@@ -915,18 +929,9 @@ def write_gguf(
     known = _NAMED_LIKE.get(architecture, architecture)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tokens = [chr(33 + i) for i in range(90)]
-    tokens += [f"unused{i}" for i in range(zoo.VOCABULARY - 94)] + ['!"', "#$", "<s>", "</s>"]
     metadata = {
         "general.architecture": called or architecture,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.merges": ['! "', "# $"],
-        "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 3],
-        "tokenizer.ggml.bos_token_id": len(tokens) - 2,
-        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
-        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+        **TOKENIZER,
         **{f"{called or architecture}.{key}": number for key, number in _numbers(config).items()},
         **extra,
     }

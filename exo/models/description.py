@@ -167,6 +167,10 @@ def _kv_bytes_of_a_run(text: dict[str, Any]) -> int:
     if isinstance(rank := text.get("kv_lora_rank"), int):  # one latent for all heads
         indexed = int(text.get("index_head_dim") or 0)
         return 2 * 2 * (rank + int(text.get("qk_rope_head_dim") or 0) + indexed)
+    if ratios := [int(ratio) for ratio in text.get("compress_ratios") or () if ratio]:
+        # One key, its value, and an indexer's key for so many tokens.
+        of_entry = 2 * int(text["head_dim"]) + int(text.get("index_head_dim") or 0)
+        return -(-2 * of_entry // min(ratios))
     heads = first_of(text, "num_attention_heads", "n_head", "n_heads") or 1
     hidden = first_of(text, "hidden_size", "n_embd", "d_model", "dim") or 0
     kv_heads = first_of(text, "num_key_value_heads", "multi_query_group_num") or heads

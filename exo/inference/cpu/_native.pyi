@@ -37,6 +37,7 @@ class Routing(Enum):
     TOP_THEN_SIGMOID = 3
     SIGMOID = 4
     SIGMOID_SUMMED_1 = 5
+    ROOT_SOFTPLUS_SUMMED_1 = 6
 
 class Matrix:
     rows: int
@@ -166,6 +167,34 @@ class Indexer:
     dim: int
     interleaved: bool
 
+class Compressor:
+    kv: Matrix
+    gate: Matrix
+    bias: list[float]
+    norm: list[float]
+    dim: int
+    ratio: int
+    overlaps: bool
+
+class CompressedAttention:
+    q_a: Matrix
+    q_b: Matrix
+    kv: Matrix
+    q_a_norm: list[float]
+    kv_norm: list[float]
+    out: list[Matrix]
+    compressor: Compressor
+    index_compressor: Compressor
+    indexer: Indexer
+    dim: int
+    window: int
+    most: int
+
+class HyperConnection:
+    mix: Matrix
+    base: list[float]
+    scales: list[float]
+
 class LatentAttention:
     most: int
     indexer: Indexer
@@ -273,6 +302,10 @@ class Layer:
     limit: float
     scale: float
     latent: LatentAttention
+    compressed: CompressedAttention
+    attention_streams: HyperConnection
+    mlp_streams: HyperConnection
+    experts_of_tokens: list[int]
     delta_net: DeltaNet
     short_convolution: ShortConvolution
     state_space: StateSpace
@@ -296,6 +329,12 @@ class Spec:
     routing: Routing
     expert_scale: float
     weighs_inputs: bool
+    limits_inputs: bool
+    streams: int
+    sinkhorn_rounds: int
+    stream_eps: float
+    stream_magnitude: float
+    stream_least: float
     expert_groups: int
     groups_per_token: int
     judged_per_group: int
@@ -319,6 +358,7 @@ class Model:
     head: Matrix
     token_inputs: TokenInputs
     streams: Streams
+    last_streams: HyperConnection
     embedding_norm: list[float]
     final_norm: list[float]
     final_norm_bias: list[float]

@@ -14,7 +14,7 @@ from exo.inference.cpu.cold_experts import ColdExperts
 from exo.inference.cpu.families.architecture import Architecture, architecture
 from exo.inference.cpu.families.rope import RopeTable
 from exo.inference.cpu.file_guard import FileGuard
-from exo.inference.cpu.layers import alt_up, token_input
+from exo.inference.cpu.layers import alt_up, hyper, token_input
 from exo.inference.cpu.layers.layer import (
     build_layer,
     expert_reader,
@@ -165,8 +165,10 @@ class CheckpointModel:
                 model.final_norm = norm(
                     arch.family, packer, "model.norm.weight", arch.family.final_norm_offset
                 )
-                if "model.norm.bias" in self._final_norm(checkpoint):
+                if "model.norm.bias" in self._ending(checkpoint):
                     model.final_norm_bias = as_list(packer.floats("model.norm.bias"))
+                if arch.hyper:
+                    model.last_streams = hyper.build_last(packer, arch.hyper)
             checkpoint.check()
             on_progress(total, total)
         return model
@@ -223,7 +225,8 @@ class CheckpointModel:
         end: int,
         with_experts: bool = True,
     ) -> Iterator[str]:
-        """Of these layers and outer modules, and of the final norm where `end` is the model's."""
+        """Of these layers and outer modules, and what comes before the head where `end` is the
+        model's."""
         for index in layers:
             yield from tensors_of_layer(self.architecture, checkpoint, index, with_experts)
         for module in modules:
@@ -231,11 +234,14 @@ class CheckpointModel:
             if module == token_input.PROJECTION:
                 yield token_input.NORM
         if end == self.architecture.n_layers:
-            yield from self._final_norm(checkpoint)
+            yield from self._ending(checkpoint)
 
-    def _final_norm(self, checkpoint: CanonicalCheckpoint) -> list[str]:
-        has_bias = self.architecture.family.layer_norm and "model.norm.bias" in checkpoint
-        return ["model.norm.weight", *(["model.norm.bias"] if has_bias else [])]
+    def _ending(self, checkpoint: CanonicalCheckpoint) -> list[str]:
+        """What comes after the last layer and is no matrix."""
+        arch = self.architecture
+        has_bias = arch.family.layer_norm and "model.norm.bias" in checkpoint
+        bias = ["model.norm.bias"] if has_bias else []
+        return ["model.norm.weight", *bias, *(hyper.last_tensors() if arch.hyper else [])]
 
     def _spec(self, precise: bool, kv_bits: int, cache_limit_bytes: int) -> native.Spec:
         arch = self.architecture
@@ -256,6 +262,11 @@ class CheckpointModel:
         spec.expert_scale = arch.expert_scale
         experts = arch.family.experts
         spec.weighs_inputs = experts is not None and experts.weighs_inputs
+        spec.limits_inputs = arch.family.limits_inputs
+        if (sizes := arch.hyper) is not None:
+            spec.streams, spec.sinkhorn_rounds = sizes.streams, sizes.rounds
+            spec.stream_eps, spec.stream_least = sizes.eps, sizes.least
+            spec.stream_magnitude = sizes.magnitude
         groups, chosen, judged = arch.expert_groups
         spec.expert_groups, spec.groups_per_token = groups, chosen
         spec.judged_per_group = judged
@@ -300,7 +311,7 @@ class CheckpointModel:
             raise ModelUnsupported(f"the cpu engine does not know the tensor {name}")
         for name in known:
             dtype = checkpoint.dtype(name)
-            is_known = dtype in DTYPES or dtype in GGML or dtype == "U32"
+            is_known = dtype in DTYPES or dtype in GGML or dtype in ("U32", "I32")
             module, _, part = name.rpartition(".")
             if self._quantizer is not None and checkpoint.is_packed(module):
                 is_known = dtype in DTYPES or dtype in INTEGERS
@@ -315,7 +326,7 @@ class CheckpointModel:
                 is_known = dtype in DTYPES if how.mode == "affine" else dtype == "U8"
             if not is_known:
                 raise ModelUnsupported(f"tensor {name} is of type {dtype}")
-        self.is_float32 = all(checkpoint.dtype(name) == "F32" for name in known)
+        self.is_float32 = all(checkpoint.dtype(name) in ("F32", "I32") for name in known)
 
     def _expert_bytes(self, checkpoint: CanonicalCheckpoint, index: int) -> int:
         """Of a layer; 0 where one expert cannot be read without the others."""

@@ -44,6 +44,8 @@ _NO_MODULES = (
         "router_bias",
         "sink_bias",
     ),
+    *(".position_bias", ".tid2eid", "_hc.fn", "_hc.base", "_hc.scale"),
+    *(".hc_fn", ".hc_base", ".hc_scale"),
     *("layer_scalar", "router.scale", ".per_expert_scale", ".correct_output_scale"),
 )
 """What mlx-lm keeps as arrays of their own, with neither weight nor bias in their names."""
@@ -69,12 +71,16 @@ def renamed(name: str, family: GGUFFamily, config: Config) -> str | None:
         if module == "":
             return None
         if module is not None:
-            whole = f"{family.prefix}{family.layers}.{layer[1]}.{module}"
             # Falcon-H1's norms before the MLP are there without a suffix.
-            return whole if module.endswith(_NO_MODULES) else f"{whole}.{layer[3] or 'weight'}"
+            whole = f"{family.prefix}{family.layers}.{layer[1]}.{module}"
+            return _with_kind(whole, layer[3] or "weight")
     else:
         module_name, _, kind = name.partition(".")
         outer = family.tensors.get(module_name, _OUTER_TENSORS.get(module_name))
         if outer is not None:
-            return f"{family.prefix}{outer}.{kind}"
+            return _with_kind(f"{family.prefix}{outer}", kind)
     raise ModelUnsupported(f"the GGUF file has a tensor {name!r} that exo does not know")
+
+
+def _with_kind(module: str, kind: str) -> str:
+    return module if module.endswith(_NO_MODULES) else f"{module}.{kind}"

@@ -65,6 +65,34 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Compressed:
+    """Of DeepSeek V4's attention, by layer how many tokens an entry stands for (0: there are none)
+    and which have an indexer, to how many entries a query attends there; how many newest tokens
+    each query sees, and in how many parts what heads attended goes out."""
+
+    ratios: tuple[int, ...]
+    indexed: frozenset[int]
+    most: int
+    index_heads: int
+    index_dim: int
+    window: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Of hyper-connections: hidden states of a token, how often the matrix that mixes them is
+    balanced, or 0 where they do not mix; `magnitude`: how large weights may be by which what a part
+    gives is added, each at least `least`."""
+
+    streams: int
+    rounds: int
+    eps: float
+    magnitude: float = 2.0
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
 class AltUp:
     """Of a hidden state of several streams: which one layers compute with, how large coefficients
     may be, and whether what tokens bring reads it scaled."""
@@ -113,6 +141,8 @@ class Architecture:
     recurrent: Recurrent | None = None
     state_space: StateSpace | None = None
     latent: Latent | None = None
+    compressed: Compressed | None = None
+    hyper: Hyper | None = None
     alt_up: AltUp | None = None
     loops: int = 1
     norms_loops: bool = True
@@ -198,6 +228,7 @@ def _read(config: Config, family: Family) -> Architecture:
     if not family.explicit_head_dim:
         own["head_dim"] = None
     latent = _latent(config) if family.latent else None
+    compressed = _compressed(config) if family.compressed else None
     width = -(-(latent.rank + latent.turned) // 16) * 16 if latent else head_dim(own)
     tied = family.tied
     if family.tied_by_config:
@@ -246,6 +277,8 @@ def _read(config: Config, family: Family) -> Architecture:
         recurrent=_recurrent(config, frozenset(mixers)),
         state_space=_state_space(config) if any("state_space" in m for m in mixers) else None,
         latent=latent,
+        compressed=compressed,
+        hyper=_hyper(config) if family.hyper else None,
         alt_up=_alt_up(config) if family.alt_up else None,
         loops=family.loops(config),
         norms_loops=not config.get("skip_loop_final_norm"),
@@ -278,6 +311,41 @@ def _alt_up(config: Config) -> AltUp:
         clip=float(config.get("altup_coef_clip") or math.inf),
         is_scaled=bool(config["altup_correct_scale"]),
     )
+
+
+def _compressed(config: Config) -> Compressed:
+    n_layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+    ratios = tuple(map(int, config["compress_ratios"][:n_layers]))
+    groups, head_dim = int(config["o_groups"]), int(config["head_dim"])
+    if heads % groups or head_dim % 16 or int(config["index_head_dim"]) % 16:
+        raise ModelUnsupported(
+            f"{heads} heads of {head_dim} in {groups} groups; the cpu engine takes sizes that 16 "
+            "divides, and heads that their groups divide"
+        )
+    return Compressed(
+        ratios=ratios,
+        indexed=frozenset(i for i, ratio in enumerate(ratios) if ratio == _INDEXED),
+        most=int(config["index_topk"]),
+        index_heads=int(config["index_n_heads"]),
+        index_dim=int(config["index_head_dim"]),
+        window=int(config["sliding_window"]),
+        groups=groups,
+    )
+
+
+def _hyper(config: Config) -> Hyper:
+    found = Hyper(
+        streams=int(config["hc_mult"]),
+        rounds=int(config.get("hc_sinkhorn_iters") or 0),
+        eps=float(config["hc_eps"]),
+    )
+    if "hc_magnitude" not in config:
+        return found
+    return replace(found, magnitude=float(config["hc_magnitude"]), least=found.eps)
+
+
+_INDEXED = 4
+"""Where an entry stands for so many tokens, an indexer chooses (DeepSeek V4)."""
 
 
 def _latent(config: Config) -> Latent:

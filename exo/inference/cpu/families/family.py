@@ -56,13 +56,14 @@ class Experts:
     `count` and `top` are keys of the config, `layers` says which layers have a mixture, `shared`
     names an expert that every token goes through, in checkpoints that have it, and `shared_gate`
     what scales it, `around` what is between hidden states and the experts where these are narrower,
-    `bias` what is added to the scores where experts are chosen. `routing` is the native Routing's,
-    `normalized` where the config wants a sum of 1; `scale` multiplies the weights,
-    `shared_scale` what the shared one gives. `joined`: a checkpoint may have all experts' gates
-    over their ups in one tensor, as `experts.gate_up_proj`, or, with the axes the other way round,
-    beside them; `alternating`: a gate's number, then an up's. Without `gated` there are no gates;
-    with `weighs_inputs` what experts read is weighed, not what they give. `groups`: how many there
-    are to choose from, how many are, by how many experts."""
+    `bias` what is added to the scores where experts are chosen, `told`, in layers that have it,
+    each token's experts. `routing` is the native Routing's, `normalized` where the config wants a
+    sum of 1; `scale` multiplies the weights, `shared_scale` what the shared one gives. `joined`: a
+    checkpoint may have all experts' gates over their ups in one tensor, as `experts.gate_up_proj`,
+    or, with the axes the other way round, beside them; `alternating`: a gate's number, then an
+    up's. Without `gated` there are no gates; with `weighs_inputs` what experts read is weighed, not
+    what they give. `groups`: how many there are to choose from, how many are, by how many
+    experts."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"
@@ -76,6 +77,7 @@ class Experts:
     shared_gate: str = ""
     around: tuple[str, str] | None = None
     bias: str = ""
+    told: str = ""
     joined: Literal["", "over", "beside"] = ""
     alternating: bool = False
     gated: bool = True
@@ -173,8 +175,9 @@ class Family:
     what a layer calls them; experts have scales there. `layer_scales`: a layer ends in a factor.
     `alt_up`: a hidden state of several streams; `sparsity`: so many deviations above their mean the
     gates' values must lie to go on; `limits`: how large what activations give may be, in experts
-    and elsewhere, 0 where there is none. `loops`: how often all layers run, the last norm between
-    them, unless the config has `skip_loop_final_norm`."""
+    and elsewhere, 0 where there is none, with `limits_inputs` of what they read. `compressed`: the
+    native CompressedAttention; `hyper`: several hidden states of a token. `loops`: how often all
+    layers run, the last norm between them, unless the config has `skip_loop_final_norm`."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -196,6 +199,8 @@ class Family:
     output_gate: Literal["", "in_queries", "sigmoid", "softplus"] = ""
     latent: bool = False
     latent_eps: float = 1e-6
+    compressed: bool = False
+    hyper: bool = False
     explicit_head_dim: bool = True
     rope: Callable[[Config, int], RopeTable | None] = llama_rope
     window: Callable[[Config, int], int] = full_attention
@@ -217,6 +222,7 @@ class Family:
     alt_up: bool = False
     sparsity: Callable[[Config, int], float | None] = _not_sparse
     limits: Callable[[Config, int], tuple[float, float]] = _no_limits
+    limits_inputs: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
     scales: Callable[[Config], dict[str, float]] = _no_scales
     experts: Experts | None = None

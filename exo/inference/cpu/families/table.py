@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exo.inference.cpu.families.compressed import COMPRESSED
 from exo.inference.cpu.families.dense import DENSE
 from exo.inference.cpu.families.family import Family
 from exo.inference.cpu.families.gated import GATED
@@ -21,6 +22,7 @@ _NAMED: Mapping[str, Family] = {
     **DENSE,
     **MIXTURES,
     **LATENTS,
+    **COMPRESSED,
     **RECURRENT,
     **GATED,
     "gemma3n": GEMMA3N,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.layers import (
     alt_up,
     attention,
+    compressed,
     experts,
+    hyper,
     latent,
     mixture,
     mlp,
@@ -45,8 +48,7 @@ def tensors_of_layer(
             case "state_space":
                 yield from recurrent.state_space_tensors(arch, checkpoint, module)
             case "attention":
-                kind = latent if arch.latent else attention
-                yield from kind.tensors(arch, checkpoint, module, index)
+                yield from _attention(arch).tensors(arch, checkpoint, module, index)
     if index in arch.mlp_layers:
         of_mlp = mixture.tensors if index in arch.expert_layers else mlp.tensors
         yield from of_mlp(arch, checkpoint, f"{prefix}.{modules['mlp']}")
@@ -58,8 +60,14 @@ def tensors_of_layer(
         yield from alt_up.tensors(arch, checkpoint, prefix)
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in checkpoint:
         yield f"{prefix}.layer_scalar"
+    if arch.hyper:
+        yield from hyper.tensors(prefix)
     if with_experts:
         yield from expert_tensors_of_layer(arch, checkpoint, index)
+
+
+def _attention(arch: Architecture) -> ModuleType:
+    return compressed if arch.compressed else latent if arch.latent else attention
 
 
 def expert_tensors_of_layer(
@@ -118,8 +126,7 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
             case "state_space":
                 layer.state_space = recurrent.state_space(arch, packer, module)
             case "attention":
-                kind = latent if arch.latent else attention
-                kind.build(arch, packer, module, layer, index)
+                _attention(arch).build(arch, packer, module, layer, index)
     if index in arch.mlp_layers:
         build_mlp = mixture.build if index in arch.expert_layers else mlp.build
         build_mlp(arch, packer, f"{prefix}.{modules['mlp']}", layer)
@@ -133,6 +140,9 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
         layer.token_input = token_input.build(packer, prefix)
     if arch.alt_up:
         layer.alt_up = alt_up.build(arch, packer, prefix)
+    if arch.hyper:
+        for place, connection in hyper.build(packer, prefix, arch.hyper).items():
+            setattr(layer, place, connection)
     if (deviations := arch.sparsity[index]) is not None:
         layer.sparse, layer.deviations = True, deviations
     layer.expert_limit, layer.limit = arch.limits[index]

@@ -19,6 +19,8 @@ def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) ->
     yield from checkpoint.parts(f"{prefix}.{experts.router}")
     if experts.bias and f"{prefix}.{experts.bias}" in checkpoint:
         yield f"{prefix}.{experts.bias}"
+    if experts.told and f"{prefix}.{experts.told}" in checkpoint:
+        yield f"{prefix}.{experts.told}"
     if arch.family.mixture_norms:
         yield f"{prefix}.router.scale"
         yield f"{prefix}.router.per_expert_scale"
@@ -42,12 +44,24 @@ def _has_shared(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str
     return f"{prefix}.{experts.shared}.down_proj.weight" in checkpoint
 
 
+def _told(arch: Architecture, packer: Packer, name: str) -> list[int]:
+    """Of each token its experts, one token's after the other's."""
+    numbers = packer.checkpoint.tensor(name).numbers()
+    packer.used(name)
+    count, top = arch.expert_count, arch.experts_per_token
+    if numbers.shape[-1] != top or numbers.min() < 0 or numbers.max() >= count:
+        raise ModelUnsupported(f"{name} tells not {top} of {count} experts of each token")
+    return list(numbers.reshape(-1).tolist())
+
+
 def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer) -> None:
     names, count = arch.family.experts, arch.expert_count
     assert names is not None
     layer.router = packer.matrix(f"{prefix}.{names.router}")
     if names.bias and f"{prefix}.{names.bias}" in packer.checkpoint:
         layer.router_bias = as_list(packer.floats(f"{prefix}.{names.bias}").reshape(-1))
+    if names.told and f"{prefix}.{names.told}" in packer.checkpoint:
+        layer.experts_of_tokens = _told(arch, packer, f"{prefix}.{names.told}")
     if arch.family.mixture_norms:
         layer.expert_scales = as_list(packer.floats(f"{prefix}.router.per_expert_scale"))
     if _has_shared(arch, packer.checkpoint, prefix):

@@ -156,7 +156,7 @@ nb::ndarray<nb::numpy, float> forward(Model& model, const std::vector<Slice>& sl
   if (!hidden.is_none()) {
     array = nb::cast<Floats>(hidden);
     if (static_cast<int64_t>(array.shape(0)) != rows ||
-        static_cast<int64_t>(array.shape(1)) != model.spec().hidden) {
+        static_cast<int64_t>(array.shape(1)) != model.width()) {
       throw std::invalid_argument("shape of the hidden states");
     }
     input = array.data();
@@ -164,12 +164,11 @@ nb::ndarray<nb::numpy, float> forward(Model& model, const std::vector<Slice>& sl
     throw std::invalid_argument("a later shard needs hidden states");
   }
   const int64_t out_rows = model.head ? wanted : rows;
-  const int64_t width = model.head ? model.head->rows : model.spec().hidden;
+  const int64_t width = model.head ? model.head->rows : model.width();
   std::vector<float> out(static_cast<size_t>(out_rows * width));
-  const int32_t* ids = input == nullptr ? tokens.data() : nullptr;
   {
     nb::gil_scoped_release released;
-    model.forward(slices, ids, input, out.data());
+    model.forward(slices, tokens.data(), input, out.data());
   }
   return as_array(std::move(out), static_cast<size_t>(out_rows), static_cast<size_t>(width));
 }
@@ -211,7 +210,8 @@ NB_MODULE(_native, m) {
       .value("TOP_THEN_SOFTMAX", Routing::kTopThenSoftmax)
       .value("TOP_THEN_SIGMOID", Routing::kTopThenSigmoid)
       .value("SIGMOID", Routing::kSigmoid)
-      .value("SIGMOID_SUMMED_1", Routing::kSigmoidSummed1);
+      .value("SIGMOID_SUMMED_1", Routing::kSigmoidSummed1)
+      .value("ROOT_SOFTPLUS_SUMMED_1", Routing::kRootSoftplusSummed1);
 
   nb::class_<Matrix>(m, "Matrix")
       .def_ro("rows", &Matrix::rows)
@@ -339,6 +339,34 @@ NB_MODULE(_native, m) {
       .def_rw("heads", &Indexer::heads)
       .def_rw("dim", &Indexer::dim)
       .def_rw("interleaved", &Indexer::interleaved);
+  nb::class_<Compressor>(m, "Compressor")
+      .def(nb::init<>())
+      .def_rw("kv", &Compressor::kv)
+      .def_rw("gate", &Compressor::gate)
+      .def_rw("bias", &Compressor::bias)
+      .def_rw("norm", &Compressor::norm)
+      .def_rw("dim", &Compressor::dim)
+      .def_rw("ratio", &Compressor::ratio)
+      .def_rw("overlaps", &Compressor::overlaps);
+  nb::class_<CompressedAttention>(m, "CompressedAttention")
+      .def(nb::init<>())
+      .def_rw("q_a", &CompressedAttention::q_a)
+      .def_rw("q_b", &CompressedAttention::q_b)
+      .def_rw("kv", &CompressedAttention::kv)
+      .def_rw("q_a_norm", &CompressedAttention::q_a_norm)
+      .def_rw("kv_norm", &CompressedAttention::kv_norm)
+      .def_rw("out", &CompressedAttention::out)
+      .def_rw("compressor", &CompressedAttention::compressor)
+      .def_rw("index_compressor", &CompressedAttention::index_compressor)
+      .def_rw("indexer", &CompressedAttention::indexer)
+      .def_rw("dim", &CompressedAttention::dim)
+      .def_rw("window", &CompressedAttention::window)
+      .def_rw("most", &CompressedAttention::most);
+  nb::class_<HyperConnection>(m, "HyperConnection")
+      .def(nb::init<>())
+      .def_rw("mix", &HyperConnection::mix)
+      .def_rw("base", &HyperConnection::base)
+      .def_rw("scales", &HyperConnection::scales);
   nb::class_<LatentAttention>(m, "LatentAttention")
       .def(nb::init<>())
       .def_rw("q_a", &LatentAttention::q_a)
@@ -447,6 +475,10 @@ NB_MODULE(_native, m) {
       .def_rw("limit", &Layer::limit)
       .def_rw("scale", &Layer::scale)
       .def_rw("latent", &Layer::latent)
+      .def_rw("compressed", &Layer::compressed)
+      .def_rw("attention_streams", &Layer::attention_streams)
+      .def_rw("mlp_streams", &Layer::mlp_streams)
+      .def_rw("experts_of_tokens", &Layer::experts_of_tokens)
       .def_rw("delta_net", &Layer::delta_net)
       .def_rw("short_convolution", &Layer::short_convolution)
       .def_rw("state_space", &Layer::state_space);
@@ -470,6 +502,12 @@ NB_MODULE(_native, m) {
       .def_rw("routing", &Spec::routing)
       .def_rw("expert_scale", &Spec::expert_scale)
       .def_rw("weighs_inputs", &Spec::weighs_inputs)
+      .def_rw("limits_inputs", &Spec::limits_inputs)
+      .def_rw("streams", &Spec::streams)
+      .def_rw("sinkhorn_rounds", &Spec::sinkhorn_rounds)
+      .def_rw("stream_eps", &Spec::stream_eps)
+      .def_rw("stream_magnitude", &Spec::stream_magnitude)
+      .def_rw("stream_least", &Spec::stream_least)
       .def_rw("expert_groups", &Spec::expert_groups)
       .def_rw("groups_per_token", &Spec::groups_per_token)
       .def_rw("judged_per_group", &Spec::judged_per_group)
@@ -491,6 +529,7 @@ NB_MODULE(_native, m) {
       .def_rw("head", &Model::head)
       .def_rw("token_inputs", &Model::token_inputs)
       .def_rw("streams", &Model::streams)
+      .def_rw("last_streams", &Model::last_streams)
       .def_rw("embedding_norm", &Model::embedding_norm)
       .def_rw("final_norm", &Model::final_norm)
       .def_rw("final_norm_bias", &Model::final_norm_bias)

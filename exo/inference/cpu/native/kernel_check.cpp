@@ -542,8 +542,70 @@ Model recurrent_model(int kv_bits) {
   return model;
 }
 
-void check_recurrent_model(int kv_bits) {
-  Model model = recurrent_model(kv_bits);
+// Several hidden states of a token, attention to a window and to entries, experts that tokens tell.
+Model compressed_model(int kv_bits) {
+  Spec spec;
+  spec.hidden = 64, spec.heads = 4, spec.kv_heads = 1, spec.head_dim = 32;
+  spec.attention_scale = 0.2f, spec.cache_limit_bytes = 1 << 26;
+  spec.experts_per_token = 2, spec.routing = Routing::kRootSoftplusSummed1;
+  spec.streams = 3, spec.limits_inputs = true, spec.kv_bits = kv_bits;
+  Model model(spec);
+  model.ropes = {{{1.f, 0.3f, 0.1f, 0.03f}, 1.f, true}};
+  const auto connection = [](int rows) {
+    HyperConnection made{random_dense(rows, 3 * 64), random_floats(static_cast<size_t>(rows)),
+                         random_floats(static_cast<size_t>(rows))};
+    return std::make_shared<HyperConnection>(std::move(made));
+  };
+  const auto compressor = [](int dim, int ratio, bool overlaps) {
+    const int width = overlaps ? 2 * dim : dim;
+    Compressor made{random_affine(width, 64, 4, 32),
+                    random_affine(width, 64, 8, 32),
+                    random_floats(static_cast<size_t>(ratio * width)),
+                    std::vector<float>(static_cast<size_t>(dim), 1.f),
+                    dim,
+                    ratio,
+                    overlaps};
+    return std::make_shared<Compressor>(std::move(made));
+  };
+  model.layers.resize(3);
+  for (size_t l = 0; l < 3; l++) {
+    Layer& layer = model.layers[l];
+    layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
+    layer.attention_streams = connection(15), layer.mlp_streams = connection(15);
+    CompressedAttention own;
+    own.dim = 32, own.window = 37, own.most = 5;
+    own.q_a = random_affine(32, 64, 4, 32), own.q_b = random_affine(128, 32, 4, 32);
+    own.kv = random_affine(32, 64, 8, 32);
+    own.q_a_norm = own.kv_norm = std::vector<float>(32, 1.f);
+    own.out = {random_affine(20, 64, 4, 32), random_affine(20, 64, 4, 32)};
+    if (l > 0) own.compressor = compressor(32, l == 1 ? 4 : 17, l == 1);
+    if (l == 1) {
+      own.index_compressor = compressor(24, 4, true);
+      Indexer indexer;
+      indexer.q = random_affine(3 * 24, 32, 4, 32), indexer.weights = random_dense(3, 64);
+      indexer.heads = 3, indexer.dim = 24;
+      own.indexer = std::make_shared<Indexer>(std::move(indexer));
+    }
+    layer.compressed = std::make_shared<CompressedAttention>(std::move(own));
+    layer.rope = 0, layer.sinks = random_floats(4), layer.o = random_dense(64, 40);
+    layer.router = random_dense(6, 64), layer.expert_limit = layer.limit = 0.5f;
+    for (int token = 0; l == 0 && token < 2 * 50; token++) {
+      layer.experts_of_tokens.push_back((token / 2 + token % 2) % 6);
+    }
+    layer.gate = random_affine(32, 64, 6, 32), layer.up = random_affine(32, 64, 4, 32);
+    layer.down = random_affine(64, 32, 5, 32);
+    for (int e = 0; e < 6; e++) {
+      layer.experts.push_back({random_affine(32, 64, 4, 64), random_affine(32, 64, 4, 64),
+                               random_affine(64, 32, 4, 32)});
+    }
+  }
+  model.last_streams = connection(3);
+  model.embedding = model.head = random_affine(50, 64, 8, 32);
+  model.final_norm = std::vector<float>(64, 1.f);
+  return model;
+}
+
+void check_states(Model model) {
   const int length = 120;
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
@@ -617,7 +679,8 @@ int main() {
     check_activations();
     check_xielu();
     check_fused_steps();
-    for (const int bits : {16, 8, 32}) check_recurrent_model(bits);
+    for (const int bits : {16, 8, 32}) check_states(recurrent_model(bits));
+    for (const int bits : {16, 8, 32}) check_states(compressed_model(bits));
     std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(digest));
   }
   return 0;

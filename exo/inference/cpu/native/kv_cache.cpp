@@ -26,7 +26,8 @@ void KVCache::extend(const std::string& sequence, int64_t start, int64_t length,
   const int64_t after = pages * page_bytes() + beside;
   if (after > shape_.limit_bytes) {
     throw CacheFullError("the KV cache may take " + std::to_string(shape_.limit_bytes >> 20) +
-                         " MiB on this node and " + std::to_string(start + length) +
+                         " MiB on this node and " +
+                         std::to_string((start + length) * shape_.every) +
                          " tokens of this sequence would need " +
                          std::to_string((after - shape_.limit_bytes) >> 20) + " MiB more");
   }

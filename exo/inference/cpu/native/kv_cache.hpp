@@ -29,10 +29,12 @@ struct HeadShape {
   int dim, value_dim;
 };
 
+// `every`: what is counted as a token here stands for so many of them.
 struct CacheShape {
   std::vector<HeadShape> layers;
   KVType type;
   int64_t limit_bytes;
+  int every = 1;
 };
 
 class KVCache {

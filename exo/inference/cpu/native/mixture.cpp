@@ -4,6 +4,8 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "model.hpp"
@@ -37,9 +39,9 @@ void drop_groups(const Spec& spec, std::vector<float>& score) {
   }
 }
 
-// The experts of one row, best first. `logits`: the router's [count].
-void choose(const Spec& spec, const std::vector<float>& bias, const float* logits, int64_t count,
-            std::vector<Choice>& choice) {
+// The experts of one row, best first, or those that are `told`. `logits`: the router's [count].
+void choose(const Spec& spec, const std::vector<float>& bias, const int32_t* told,
+            const float* logits, int64_t count, std::vector<Choice>& choice) {
   const int64_t top = static_cast<int64_t>(choice.size());
   std::vector<float> weight(logits, logits + count);
   if (spec.routing == Routing::kSoftmaxThenTop || spec.routing == Routing::kSoftmaxThenTopSummed1) {
@@ -49,16 +51,22 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
     for (float& w : weight) w /= total;
   } else if (spec.routing == Routing::kSigmoid || spec.routing == Routing::kSigmoidSummed1) {
     for (float& w : weight) w = same::sigmoid(w);
+  } else if (spec.routing == Routing::kRootSoftplusSummed1) {
+    for (float& w : weight) w = std::sqrt(same::softplus(w));
   }
   std::vector<float> score(weight);
   for (size_t e = 0; e < bias.size(); e++) score[e] += bias[e];
   if (spec.expert_groups > 1) drop_groups(spec, score);
   std::vector<int64_t> order(at_least(count));
   std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + top, order.end(), [&](int64_t a, int64_t b) {
-    const float x = score[at_least(a)], y = score[at_least(b)];
-    return x != y ? x > y : a < b;
-  });
+  if (told != nullptr) {
+    std::copy_n(told, top, order.begin());
+  } else {
+    std::partial_sort(order.begin(), order.begin() + top, order.end(), [&](int64_t a, int64_t b) {
+      const float x = score[at_least(a)], y = score[at_least(b)];
+      return x != y ? x > y : a < b;
+    });
+  }
   const float best = logits[order[0]];
   float total = 0;
   for (size_t t = 0; t < choice.size(); t++) {
@@ -68,9 +76,9 @@ void choose(const Spec& spec, const std::vector<float>& bias, const float* logit
                                                                       : own};
     total += choice[t].weight;
   }
-  const bool sums_to_1 = spec.routing == Routing::kSoftmaxThenTopSummed1 ||
-                         spec.routing == Routing::kTopThenSoftmax ||
-                         spec.routing == Routing::kSigmoidSummed1;
+  const bool sums_to_1 =
+      spec.routing == Routing::kSoftmaxThenTopSummed1 || spec.routing == Routing::kTopThenSoftmax ||
+      spec.routing == Routing::kSigmoidSummed1 || spec.routing == Routing::kRootSoftplusSummed1;
   for (Choice& one : choice) one.weight *= (sums_to_1 ? 1.f / total : 1.f) * spec.expert_scale;
 }
 
@@ -123,7 +131,13 @@ void Model::experts(const Layer& layer) {
   std::vector<Choice> choice(at_least(top));
   std::vector<int64_t> first(at_least(count + 1));
   for (int64_t i = 0; i < rows_; i++) {
-    choose(spec_, layer.router_bias, router_out_.data() + i * count, count, choice);
+    const std::vector<int32_t>& of_tokens = layer.experts_of_tokens;
+    const int64_t place = tokens_[i] * top;
+    if (!of_tokens.empty() && (place < 0 || place >= static_cast<int64_t>(of_tokens.size()))) {
+      throw std::out_of_range("token " + std::to_string(tokens_[i]) + " without experts");
+    }
+    const int32_t* told = of_tokens.empty() ? nullptr : of_tokens.data() + place;
+    choose(spec_, layer.router_bias, told, router_out_.data() + i * count, count, choice);
     for (const Choice& one : choice) {
       const float own =
           layer.expert_scales.empty() ? 1.f : layer.expert_scales[at_least(one.expert)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 
 #include "rows.hpp"
@@ -10,7 +11,16 @@
 
 namespace exo {
 
-int64_t Layer::state_floats() const {
+int64_t Layer::state_floats(KVType type) const {
+  if (compressed) {
+    const CompressedAttention& own = *compressed;
+    const int64_t page = 2 * KVView::half_bytes(type, own.dim);
+    int64_t floats = own.window_pages() * page / static_cast<int64_t>(sizeof(float));
+    for (const auto& compressor : {own.compressor, own.index_compressor}) {
+      if (compressor) floats += compressor->state_floats();
+    }
+    return floats;
+  }
   if (delta_net) {
     const DeltaNet& net = *delta_net;
     return (net.convolution.taps - 1) * net.channels() +
@@ -40,11 +50,12 @@ void drop_below(float* x, int64_t count, float deviations) {
   for (int64_t d = 0; d < count; d++) x[d] = std::max(0.f, x[d] - least);
 }
 
-KVType kv_type(int bits) {
+}  // namespace
+
+KVType Model::kv_type() const {
+  const int bits = spec_.kv_bits;
   return bits == 32 ? KVType::kFloat32 : bits == 8 ? KVType::kInt8 : KVType::kFloat16;
 }
-
-}  // namespace
 
 CacheShape Model::cache_shape() const {
   std::vector<HeadShape> shapes;
@@ -52,9 +63,43 @@ CacheShape Model::cache_shape() const {
     if (layer.caches()) shapes.push_back(shape_of(layer));
     if (const Indexer* indexer = layer.indexer()) shapes.push_back({1, indexer->dim, 0});
   }
-  // Pages are what a cache is counted in, also where no layer attends.
+  // Pages are what a cache is counted in, also where no layer has keys of each token in it.
+  if (shapes.empty() && !ratios().empty()) shapes.push_back({1, kKeyBlock, 0});
   if (shapes.empty()) shapes.push_back({spec_.kv_heads, spec_.head_dim, spec_.head_dim});
-  return {std::move(shapes), kv_type(spec_.kv_bits), spec_.cache_limit_bytes};
+  return {std::move(shapes), kv_type(), spec_.cache_limit_bytes};
+}
+
+CacheShape Model::entries_shape(int ratio) const {
+  std::vector<HeadShape> shapes;
+  for (const Layer& layer : layers) {
+    if (!layer.compressed || layer.compressed->ratio() != ratio) continue;
+    shapes.push_back({1, layer.compressed->dim, layer.compressed->dim});
+    if (layer.compressed->indexer) shapes.push_back({1, layer.compressed->indexer->dim, 0});
+  }
+  return {std::move(shapes), kv_type(), spec_.cache_limit_bytes, ratio};
+}
+
+std::vector<int> Model::ratios() const {
+  std::vector<int> found;
+  for (const Layer& layer : layers) {
+    const int own = layer.compressed ? layer.compressed->ratio() : 0;
+    if (own > 0 && std::find(found.begin(), found.end(), own) == found.end()) found.push_back(own);
+  }
+  return found;
+}
+
+int64_t Model::page_bytes() const {
+  int64_t bytes = KVCache(cache_shape()).page_bytes();
+  for (const int ratio : ratios()) {
+    bytes += (KVCache(entries_shape(ratio)).page_bytes() + ratio - 1) / ratio;
+  }
+  return bytes;
+}
+
+int64_t Model::held_bytes() const {
+  int64_t bytes = cache_->used_bytes() + states_->used_bytes();
+  for (const Entries& entries : entries_) bytes += entries.cache->used_bytes();
+  return bytes;
 }
 
 HeadShape Model::shape_of(const Layer& layer) const {
@@ -67,7 +112,7 @@ HeadShape Model::shape_of(const Layer& layer) const {
 
 int64_t Model::state_bytes() const {
   int64_t floats = 0;
-  for (const Layer& layer : layers) floats += layer.state_floats();
+  for (const Layer& layer : layers) floats += layer.state_floats(kv_type());
   return floats * static_cast<int64_t>(sizeof(float));
 }
 
@@ -84,12 +129,26 @@ void Model::release(const std::string& sequence) {
   if (!cache_) return;
   cache_->release(sequence);
   states_->release(sequence);
+  for (Entries& entries : entries_) entries.cache->release(sequence);
 }
 
 void Model::take_over(const std::string& sequence, const std::string& source, int64_t tokens) {
   if (!cache_) throw CacheMissError(source, tokens, 0);
   if (states_->state_bytes() > 0) states_->take_over(sequence, source, tokens);
   cache_->take_over(sequence, source, tokens);
+  for (Entries& entries : entries_) {
+    entries.cache->take_over(sequence, source, tokens / entries.ratio);
+  }
+}
+
+void Model::extend(const Slice& slice) {
+  const auto beside = [this](const KVCache& one) { return held_bytes() - one.used_bytes(); };
+  cache_->extend(slice.sequence, slice.start, slice.length, beside(*cache_));
+  for (Entries& entries : entries_) {
+    const int64_t first = slice.start / entries.ratio;
+    const int64_t last = (slice.start + slice.length) / entries.ratio;
+    entries.cache->extend(slice.sequence, first, last - first, beside(*entries.cache));
+  }
 }
 
 std::vector<int> Model::groups_of(std::initializer_list<const Matrix*> weights) const {
@@ -106,6 +165,9 @@ void Model::prepare(const std::vector<Slice>& slices) {
   if (!cache_) {
     cache_ = std::make_unique<KVCache>(cache_shape());
     states_ = std::make_unique<StateCache>(state_bytes() / static_cast<int64_t>(sizeof(float)));
+    for (const int ratio : ratios()) {
+      entries_.push_back({ratio, std::make_unique<KVCache>(entries_shape(ratio)), {}});
+    }
   }
   slices_ = &slices;
   row_.clear();
@@ -115,12 +177,17 @@ void Model::prepare(const std::vector<Slice>& slices) {
     if (states_->state_bytes() > 0) {
       state_.push_back(states_->at(slices[s].sequence, slices[s].start));
     }
-    cache_->extend(slices[s].sequence, slices[s].start, slices[s].length, states_->used_bytes());
+    extend(slices[s]);
     for (int64_t i = 0; i < slices[s].length; i++) row_.push_back({slices[s].start + i, s});
   }
   for (const Slice& slice : slices) pages_.push_back(cache_->pages(slice.sequence));
+  for (Entries& entries : entries_) {
+    entries.pages.clear();
+    for (const Slice& slice : slices) entries.pages.push_back(entries.cache->pages(slice.sequence));
+  }
   rows_ = static_cast<int64_t>(row_.size());
   grow(x_, rows_ * spec_.hidden);
+  if (spec_.streams > 1) grow(streams_, rows_ * width());
   cos_.resize(ropes.size());
   sin_.resize(ropes.size());
   for (size_t r = 0; r < ropes.size(); r++) {
@@ -142,15 +209,21 @@ void Model::prepare(const std::vector<Slice>& slices) {
 void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, const float* hidden,
                     float* out) {
   prepare(slices);
-  if (tokens != nullptr) {
+  tokens_ = tokens;
+  Lines<float>& between = spec_.streams > 1 ? streams_ : x_;  // shards
+  if (hidden == nullptr) {
     embed(tokens);
     if (token_inputs) read_token_inputs(tokens);
     if (streams) begin_streams();
+    for (int64_t i = 0; spec_.streams > 1 && i < rows_ * spec_.streams; i++) {
+      std::copy_n(x(i / spec_.streams), spec_.hidden, streams_.data() + i * spec_.hidden);
+    }
   } else {
-    std::memcpy(x_.data(), hidden, at_least(rows_ * spec_.hidden) * sizeof(float));
+    std::memcpy(between.data(), hidden, at_least(rows_ * width()) * sizeof(float));
   }
   std::vector<int> cached;  // of each layer so far: its place in the KV cache
   int caching = 0;
+  std::map<int, int> entries;  // of layers so far, by their ratio
   int64_t state = 0;
   for (const Layer& layer : layers) {
     const size_t index = cached.size();
@@ -159,7 +232,12 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     if (layer.alt_up) predict_streams(*layer.alt_up);
     if (layer.parallel || layer.mixes_twice())
       before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
-    if (layer.latent) {
+    if (layer.attention_streams) collapse(*layer.attention_streams);
+    if (layer.compressed) {
+      int& place = entries[layer.compressed->ratio()];
+      compressed_attention(layer, place, state);
+      place += layer.compressed->indexer ? 2 : 1;
+    } else if (layer.latent) {
       latent_attention(layer, cached[index]);
     } else if (layer.q) {
       attention(layer, cached[index]);
@@ -171,13 +249,16 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     } else if (layer.state_space) {
       state_space(layer, state);
     }
-    state += layer.state_floats();
+    state += layer.state_floats(kv_type());
     if (layer.alt_up) add_laurel(*layer.alt_up);
+    if (layer.attention_streams) expand();
+    if (layer.mlp_streams) collapse(*layer.mlp_streams);
     if (layer.router) {
       experts(layer);
     } else if (layer.up) {
       mlp(layer);
     }
+    if (layer.mlp_streams) expand();
     if (layer.alt_up) correct_streams(*layer.alt_up);
     if (layer.token_input) add_token_input(layer, index);
     if (layer.scale != 1.f) {
@@ -195,9 +276,13 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     states_->advance(slices[s].sequence, slices[s].start + slices[s].length, slices[s].keeps);
   }
   if (head) {
+    if (last_streams) {
+      collapse(*last_streams);
+      std::copy_n(before_.data(), rows_ * spec_.hidden, x_.data());
+    }
     logits(slices, out);
   } else {
-    std::memcpy(out, x_.data(), at_least(rows_ * spec_.hidden) * sizeof(float));
+    std::memcpy(out, between.data(), at_least(rows_ * width()) * sizeof(float));
   }
 }
 
@@ -302,20 +387,23 @@ void Model::norm_rows(const float* x, const std::vector<float>& norm,
 }
 
 void Model::norm_for_mixer(const Layer& layer, std::initializer_list<const Matrix*> readers) {
-  const float* from = layer.mixes_twice() ? before_.data() : x_.data();
+  const bool apart = layer.mixes_twice() || layer.attention_streams;
+  const float* from = apart ? before_.data() : x_.data();
   norm_rows(from, layer.attention_norm, layer.attention_norm_bias, groups_of(readers));
 }
 
 void Model::norm_for_mlp(const Layer& layer, std::initializer_list<const Matrix*> readers) {
-  const float* from = layer.parallel ? before_.data() : x_.data();
+  const float* from = layer.parallel || layer.mlp_streams ? before_.data() : x_.data();
   norm_rows(from, layer.mlp_norm, layer.mlp_norm_bias, groups_of(readers));
 }
 
 void Model::activate(float limit, float* row, const float* up, int64_t width) const {
   if (limit <= 0.f) return kernels().gate(spec_.activation, row, up, width);
   for (int64_t d = 0; d < width; d++) {
-    const float gate = std::min(row[d] * same::sigmoid(row[d]), limit);
-    row[d] = gate * std::clamp(up[d], -limit, limit);
+    const float read = spec_.limits_inputs ? std::min(row[d], limit) : row[d];
+    const float gate = read * same::sigmoid(read);
+    row[d] =
+        (spec_.limits_inputs ? gate : std::min(gate, limit)) * std::clamp(up[d], -limit, limit);
   }
 }
 

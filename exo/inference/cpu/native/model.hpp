@@ -28,6 +28,7 @@ enum class Routing : uint8_t {
   kTopThenSigmoid,         // of each of the top ones by itself
   kSigmoid,                // of each by itself, the top ones as they are
   kSigmoidSummed1,         // the same, divided by their sum
+  kRootSoftplusSummed1,    // the root of softplus of each by itself, divided by their sum
 };
 
 // A convolution of each channel over the last `taps` tokens, weights [taps, channels].
@@ -105,6 +106,50 @@ struct LatentAttention {
   std::shared_ptr<Indexer> indexer;  // null: those that the layer before did
 };
 
+// Makes entries that stand for `ratio` tokens each (DeepSeek V4): of each number a mean of the
+// tokens' own, weighed by the softmax of what `gate` and `bias` give them; then normed and turned
+// by the position of the first. Where they overlap, a token has two numbers, of which the first is
+// for the entry after its own.
+struct Compressor {
+  MatrixPtr kv, gate;       // [dim], or where they overlap [2 * dim]
+  std::vector<float> bias;  // [ratio, rows of kv]
+  std::vector<float> norm;  // [dim]
+  int dim = 0, ratio = 0;
+  bool overlaps = false;
+
+  int64_t width() const { return overlaps ? int64_t{2} * dim : dim; }
+  int64_t kept() const { return overlaps ? int64_t{2} * ratio : ratio; }  // tokens
+  int64_t state_floats() const { return kept() * width() * 2; }
+};
+
+// DeepSeek V4's attention. One key of `dim` numbers, its last ones turned by position, is the value
+// too, for all heads. A query sees those of the newest `window` tokens, and entries that stand for
+// several tokens each: all that are complete, or the `most` of them that an indexer chooses, which
+// scores entries of its own. What is attended is turned back, and parts of the heads go each
+// through a matrix of its own before they are joined.
+struct CompressedAttention {
+  MatrixPtr q_a, q_b, kv;
+  std::vector<float> q_a_norm, kv_norm;
+  std::vector<MatrixPtr> out;
+  std::shared_ptr<Compressor> compressor, index_compressor;  // null: there is none
+  std::shared_ptr<Indexer> indexer;                          // without k
+  int dim = 0, window = 0, most = 0;
+
+  int ratio() const { return compressor ? compressor->ratio : 0; }
+  int64_t window_pages() const { return (window + kPageTokens - 2) / kPageTokens + 1; }
+};
+
+// DeepSeek V4's residuals (arXiv:2512.24880): a token has several hidden states. `mix` makes of all
+// of them, normed as one, how a layer's part reads them, how what it gives is added to each, and a
+// matrix whose rows and columns sum to 1, by which they go over into one another. In Hy4 they stay
+// apart.
+struct HyperConnection {
+  // [rows, streams * hidden]: streams * (2 + streams) rows, or 2 * streams; the last one's streams
+  MatrixPtr mix;
+  std::vector<float> base;    // of each row of mix
+  std::vector<float> scales;  // of the rows for each of the three
+};
+
 // Gemma 3n's and 4's: beside its hidden state each token has, for each layer, `dim` numbers of its
 // own; x grows by a norm of out (gelu(gate x) * them).
 struct TokenInput {
@@ -172,6 +217,8 @@ struct Layer {
   MatrixPtr gate, up, down;
   std::shared_ptr<Xielu> xielu;  // in Spec::activation's place, without a gate
   MatrixPtr router, shared_gate;
+  // Where tokens tell their experts: [vocabulary, experts_per_token].
+  std::vector<int32_t> experts_of_tokens;
   float shared_scale = 1.f;
   std::vector<float> router_bias;   // added where experts are chosen, not where they are weighed
   MatrixPtr expert_in, expert_out;  // around the experts, where these are narrower than x
@@ -191,6 +238,8 @@ struct Layer {
   float expert_limit = 0.f, limit = 0.f;
   float scale = 1.f;  // of x after all else
   std::shared_ptr<LatentAttention> latent;
+  std::shared_ptr<CompressedAttention> compressed;
+  std::shared_ptr<HyperConnection> attention_streams, mlp_streams;
   std::shared_ptr<DeltaNet> delta_net;
   std::shared_ptr<ShortConvolution> short_convolution;
   std::shared_ptr<StateSpace> state_space;
@@ -204,7 +253,8 @@ struct Layer {
   bool mixes_twice() const { return attends() && state_space; }
   bool caches() const { return attends() && kv_from < 0; }
   const Indexer* indexer() const { return latent ? latent->indexer.get() : nullptr; }
-  int64_t state_floats() const;  // what a sequence takes beside the KV cache
+  // What a sequence takes beside the KV cache, whose numbers are of `type`.
+  int64_t state_floats(KVType type) const;
 };
 
 struct Spec {
@@ -223,8 +273,15 @@ struct Spec {
   Routing routing = Routing::kTopThenSoftmax;
   float expert_scale = 1.f;
   bool weighs_inputs = false;  // what experts read is weighed, not what they give
+  bool limits_inputs = false;  // Layer's limits are those of what the activation reads
   // Only the best groups of neighbouring experts are chosen from, by the sum of their best ones.
   int expert_groups = 1, groups_per_token = 1, judged_per_group = 1;
+  int streams = 1;  // hidden states of a token
+  // That bring rows and columns of a HyperConnection's matrix to 1; 0: there is none.
+  int sinkhorn_rounds = 20;
+  float stream_eps = 1e-6f;
+  // What a part gives is added to each state by so much, or less, and so much more.
+  float stream_magnitude = 2.f, stream_least = 0.f;
   bool precise = false;  // float activations everywhere
   int kv_bits = 16;      // of a key or value in the cache: 32, 16, or 8 and scales
   int64_t cache_limit_bytes = 0;
@@ -250,15 +307,16 @@ class Model {
   MatrixPtr head;                     // last shard: [vocabulary, hidden]
   std::shared_ptr<TokenInputs> token_inputs;
   std::shared_ptr<Streams> streams;                // such a model is one shard
+  std::shared_ptr<HyperConnection> last_streams;   // last shard: what makes one state of several
   std::vector<float> final_norm, final_norm_bias;  // last shard
   int norm_every = 0;                              // final_norm between so many layers, too; 0: not
 
   // All linear layers are stored turned, and the embedding where `embedding`.
   void set_hadamard(std::shared_ptr<const Hadamard> hadamard, bool embedding);
 
-  // One step. `tokens` [rows] where this is the first shard, else `hidden` float32 [rows, hidden].
-  // Writes hidden states [rows, hidden], or on the last shard logits [rows that are wanted,
-  // vocabulary]. Throws CacheMissError, CacheFullError, std::out_of_range (a token id).
+  // One step. `tokens` [rows]; `hidden` float32 [rows, width()], null in the first shard. Writes
+  // hidden states [rows, width()], or on the last shard logits [rows that are wanted, vocabulary].
+  // Throws CacheMissError, CacheFullError, std::out_of_range (a token id).
   void forward(const std::vector<Slice>& slices, const int32_t* tokens, const float* hidden,
                float* out);
   // What the head would read of the step computed last: x after the final norm, float32
@@ -269,12 +327,14 @@ class Model {
   void take_over(const std::string& sequence, const std::string& source, int64_t tokens);
 
   const Spec& spec() const { return spec_; }
+  int64_t width() const { return int64_t{spec_.streams} * spec_.hidden; }  // between shards
   int64_t rows() const { return rows_; }  // of the step computed last
   int64_t sequences() const { return cache_ ? cache_->sequences() : 0; }
-  int64_t cache_bytes() const { return cache_ ? cache_->used_bytes() + states_->used_bytes() : 0; }
-  int64_t cache_pages() const { return cache_ ? cache_->used_bytes() / page_bytes() : 0; }
+  int64_t cache_bytes() const { return cache_ ? held_bytes() : 0; }
+  int64_t cache_pages() const { return cache_ ? cache_->used_bytes() / cache_->page_bytes() : 0; }
   int64_t states() const { return states_ ? states_->count() : 0; }
-  int64_t page_bytes() const { return KVCache(cache_shape()).page_bytes(); }
+  // What kPageTokens tokens of a sequence take.
+  int64_t page_bytes() const;
   // What a sequence takes beside its pages, and each moment that is kept of it.
   int64_t state_bytes() const;
 
@@ -284,7 +344,25 @@ class Model {
     size_t slice;
   };
 
+  // Entries of all layers that stand for so many tokens each, counted as a KVCache counts tokens.
+  struct Entries {
+    int ratio;
+    std::unique_ptr<KVCache> cache;
+    std::vector<uint8_t* const*> pages;  // of each slice of the step
+  };
+  // Keys of one sequence that a query at `position` of them sees by `rule`.
+  struct Seen {
+    KVView kv;
+    AttentionRule rule;
+    int64_t position;
+  };
+
+  KVType kv_type() const;
   CacheShape cache_shape() const;
+  CacheShape entries_shape(int ratio) const;
+  std::vector<int> ratios() const;
+  int64_t held_bytes() const;
+  void extend(const Slice& slice);
   void prepare(const std::vector<Slice>& slices);
   void embed(const int32_t* tokens);
   void norm_row(const float* x, const std::vector<float>& norm, const std::vector<float>& bias,
@@ -317,11 +395,32 @@ class Model {
   float query_scale(const Layer& layer, int64_t position) const;
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
   void latent_attention(const Layer& layer, int place);
+  // `place` among the entries of the layer's ratio.
+  void compressed_attention(const Layer& layer, int place, int64_t state);
+  // `kv` and `gate` of all rows to what is kept of them at `state` of each sequence, and entries
+  // that are complete into place `place`, as keys or, `with_values`, as values too.
+  void compress(const Compressor& compressor, const Rope& rope, const float* kv, const float* gate,
+                int64_t state, Entries& entries, int place, bool with_values);
+  void score_entries(const Layer& layer, Entries& entries, int place);
+  // Of each slice pages with the keys of its step and of the window before; by position.
+  std::vector<std::vector<uint8_t*>> window_pages(const Layer& layer, int64_t state);
+  void keep_windows(const Layer& layer, int64_t state);
+  Entries& entries_of(int ratio);
+  // One row's heads, in q_, over several sets of keys, into attended_.
+  void attend_row(int64_t row, int64_t heads, const std::vector<Seen>& seen,
+                  const std::vector<float>& sinks);
+  // Copies of the chosen ones of the keys that row `row` sees.
+  KVView copy_chosen(const KVView& from, int64_t row, int64_t most);
+  // Streams into x_ as a layer's part reads them, and that part's result, in x_, to them.
+  void collapse(const HyperConnection& connection);
+  void expand();
   // An indexer's keys into place `index` of the KV cache, and what it chooses for tokens that see
   // more keys than `most`: positions, in their order, of row i from chosen_[i * most] on.
   void index(const Layer& layer, int index);
-  void choose_keys(const LatentAttention& latent, int index);
-  std::vector<int64_t> choosing_rows(int64_t most) const;
+  // Of each row that sees more keys than `most`, of which one stands for `every` tokens.
+  void choose_keys(const Indexer& indexer, int64_t most, int every,
+                   const std::vector<KVView>& keys_of_slices);
+  std::vector<int64_t> choosing_rows(int64_t most, int every) const;
   void attend_chosen(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
   // out = up (down normed_)
@@ -351,9 +450,11 @@ class Model {
   bool turned_embedding_ = false;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<StateCache> states_;
+  std::vector<Entries> entries_;
 
   // The step now running.
   int64_t rows_ = 0;
+  const int32_t* tokens_ = nullptr;  // [rows]
   std::vector<Slice> const* slices_ = nullptr;
   std::vector<Row> row_;
   std::vector<uint8_t* const*> pages_;   // of each slice
@@ -364,11 +465,14 @@ class Model {
   Lines<float> in_, window_, convolved_, z_;
   Lines<float> index_q_, index_weights_, index_scores_;
   std::vector<int32_t> chosen_;
-  Lines<uint8_t> chosen_pages_;
+  Lines<uint8_t> chosen_pages_, window_memory_;
+  std::vector<uint8_t*> chosen_places_;
   std::vector<StateStep> state_steps_;
   std::vector<Partial> partials_;
   Lines<float> token_inputs_;  // [rows, layers * dim]
-  Lines<float> streams_;       // [streams, rows, hidden]
+  Lines<float> streams_;       // [streams, rows, hidden]; Spec::streams' [rows, streams, hidden]
+  Lines<float> mixes_;         // of each row, as HyperConnection::mix has them
+  std::vector<float> ones_;    // [streams * hidden]
   Activations normed_, attended_, gated_, gathered_, shared_, by_head_, routed_, for_experts_;
 };
 

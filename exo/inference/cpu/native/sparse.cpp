@@ -53,8 +53,8 @@ void copy_token(const KVView& from, const uint8_t* page, int64_t slot, const KVV
 void Model::index(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const Indexer& indexer = *layer.latent->indexer;
-  const int64_t dim = indexer.dim, width = indexer.heads * dim;
-  const bool chooses = !choosing_rows(layer.latent->most).empty();
+  const int64_t most = layer.latent->most, dim = indexer.dim, width = indexer.heads * dim;
+  const bool chooses = !choosing_rows(most, 1).empty();
   grow(k_, rows_ * dim);
   std::vector<LinearJob> jobs = {{indexer.k.get(), &normed_, 0, rows_, k_.data(), dim}};
   if (chooses) {
@@ -87,22 +87,29 @@ void Model::index(const Layer& layer, int index) {
     k.store_key(key, pages_[row.slice][row.position / kPageTokens] + kv.key_offset,
                 static_cast<int>(row.position % kPageTokens), indexer.dim, kv.type);
   });
-  if (chooses) choose_keys(*layer.latent, index);
+  if (!chooses) return;
+  std::vector<KVView> keys;
+  for (uint8_t* const* pages : pages_) keys.push_back(cache_->view(pages, index, 0));
+  choose_keys(indexer, most, 1, keys);
 }
 
-std::vector<int64_t> Model::choosing_rows(int64_t most) const {
+std::vector<int64_t> Model::choosing_rows(int64_t most, int every) const {
   std::vector<int64_t> found;
   for (int64_t i = 0; i < rows_; i++) {
-    if (row_[at_least(i)].position >= most) found.push_back(i);
+    if ((row_[at_least(i)].position + 1) / every > most) found.push_back(i);
   }
   return found;
 }
 
-void Model::choose_keys(const LatentAttention& latent, int index) {
+void Model::choose_keys(const Indexer& indexer, int64_t most, int every,
+                        const std::vector<KVView>& keys_of_slices) {
   const KernelTable& k = kernels();
-  const Indexer& indexer = *latent.indexer;
-  const int64_t most = latent.most, dim = indexer.dim;
-  const std::vector<int64_t> choosing = choosing_rows(most);
+  const int64_t dim = indexer.dim;
+  const std::vector<int64_t> choosing = choosing_rows(most, every);
+  const auto seen_by = [&](int64_t row) { return (row_[at_least(row)].position + 1) / every; };
+  const auto chunks_of = [&](int64_t row) {
+    return (seen_by(row) + kChunkTokens - 1) / kChunkTokens;
+  };
   chosen_.resize(at_least(rows_ * most));
   struct Task {
     int64_t row, chunk;
@@ -112,29 +119,25 @@ void Model::choose_keys(const LatentAttention& latent, int index) {
   for (size_t first = 0; first < choosing.size(); first += kChoosingTogether) {
     const size_t last = std::min(choosing.size(), first + kChoosingTogether);
     int64_t longest = 0;
-    for (size_t c = first; c < last; c++) {
-      longest = std::max(longest, row_[at_least(choosing[c])].position / kChunkTokens + 1);
-    }
+    for (size_t c = first; c < last; c++) longest = std::max(longest, chunks_of(choosing[c]));
     grow(index_scores_, kChoosingTogether * longest * kChunkTokens);
     tasks.clear();
     for (size_t c = first; c < last; c++) {
       float* scores =
           index_scores_.data() + static_cast<int64_t>(c - first) * longest * kChunkTokens;
-      const int64_t chunks = row_[at_least(choosing[c])].position / kChunkTokens + 1;
-      for (int64_t chunk = 0; chunk < chunks; chunk++) {
+      for (int64_t chunk = 0; chunk < chunks_of(choosing[c]); chunk++) {
         tasks.push_back({choosing[c], chunk, scores + chunk * kChunkTokens});
       }
     }
     thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
       const Task& task = tasks[at_least(t)];
-      const Row& row = row_[at_least(task.row)];
       std::vector<const float*> queries(at_least(indexer.heads));
       for (int h = 0; h < indexer.heads; h++) {
         queries[at_least(h)] = index_q_.data() + (task.row * indexer.heads + h) * dim;
       }
       const int64_t keys =
-          std::min<int64_t>(kChunkTokens, row.position + 1 - task.chunk * kChunkTokens);
-      k.score_chunk(cache_->view(pages_[row.slice], index, 0), task.chunk, queries.data(),
+          std::min<int64_t>(kChunkTokens, seen_by(task.row) - task.chunk * kChunkTokens);
+      k.score_chunk(keys_of_slices[row_[at_least(task.row)].slice], task.chunk, queries.data(),
                     index_weights_.data() + task.row * indexer.heads, indexer.heads,
                     static_cast<int>(keys), task.out);
     });
@@ -142,7 +145,7 @@ void Model::choose_keys(const LatentAttention& latent, int index) {
       const int64_t row = choosing[first + at_least(c)];
       const float* scores = index_scores_.data() + c * longest * kChunkTokens;
       thread_local std::vector<int32_t> order;
-      order.resize(at_least(row_[at_least(row)].position + 1));
+      order.resize(at_least(seen_by(row)));
       std::iota(order.begin(), order.end(), 0);
       const auto better = [scores](int32_t a, int32_t b) {
         return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
@@ -154,62 +157,87 @@ void Model::choose_keys(const LatentAttention& latent, int index) {
   }
 }
 
-void Model::attend_chosen(const Layer& layer, int index) {
-  const KernelTable& k = kernels();
-  const int64_t most = layer.latent->most, heads = spec_.heads, hd = spec_.head_dim;
-  const std::vector<int64_t> choosing = choosing_rows(most);
-  if (choosing.empty()) return;
-  const KVView shape = cache_->view(nullptr, index, 0);
-  const int64_t half = KVView::half_bytes(shape.type, shape.head_dim);
-  const int64_t page_bytes = half + KVView::half_bytes(shape.type, shape.value_dim);
+KVView Model::copy_chosen(const KVView& from, int64_t row, int64_t most) {
+  const int64_t half = KVView::half_bytes(from.type, from.head_dim);
+  const int64_t page_bytes = half + KVView::half_bytes(from.type, from.value_dim);
   const int64_t pages = (most + kPageTokens - 1) / kPageTokens;
-  const int64_t chunks = (most + kChunkTokens - 1) / kChunkTokens, vd = shape.value_dim;
   // Zeros where there is no key: a weight of 0 hides numbers that are finite.
   chosen_pages_.resize(at_least(pages * page_bytes));
-  std::vector<uint8_t*> places;
-  for (int64_t p = 0; p < pages; p++) places.push_back(chosen_pages_.data() + p * page_bytes);
-  const KVView own{places.data(), 0, half, shape.type, shape.head_dim, shape.value_dim};
-  const AttentionRule rule{spec_.attention_soft_cap, 0, false};
-  grow(partial_out_, chunks * heads * vd);
-  if (partials_.size() < at_least(chunks * heads)) partials_.resize(at_least(chunks * heads));
-  const int64_t parts = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
-  for (const int64_t row : choosing) {
-    const KVView from = cache_->view(pages_[row_[at_least(row)].slice], index, 0);
-    const int32_t* chosen = chosen_.data() + row * most;
-    thread_pool().run(pages, [&](int64_t p) {
-      const int64_t end = std::min<int64_t>(most, (p + 1) * kPageTokens);
-      for (int64_t i = p * kPageTokens; i < end; i++) {
-        copy_token(from, from.pages[chosen[i] / kPageTokens], chosen[i] % kPageTokens, own,
-                   places[at_least(p)], i % kPageTokens);
-      }
-    });
-    thread_pool().run(chunks * parts, [&](int64_t task) {
-      const int64_t chunk = task / parts, head = task % parts * kHeadsPerTask;
-      const int count = static_cast<int>(std::min<int64_t>(kHeadsPerTask, heads - head));
-      const float* queries[kHeadsPerTask];
-      int64_t positions[kHeadsPerTask];
-      for (int h = 0; h < count; h++) {
-        queries[h] = q_.data() + (row * heads + head + h) * hd;
-        positions[h] = most - 1;
-      }
-      const int64_t place = chunk * heads + head;
-      k.attend_chunk(own, rule, chunk, queries, positions, count, partial_out_.data() + place * vd,
-                     partials_.data() + place);
-    });
-    thread_pool().run(parts, [&](int64_t part) {
-      const int64_t end = std::min(heads, (part + 1) * kHeadsPerTask);
-      for (int64_t head = part * kHeadsPerTask; head < end; head++) {
-        float* out = attended_.row(row) + head * vd;
-        Partial merged{0.f, 0.f};
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-          const int64_t place = chunk * heads + head;
-          k.merge(out, merged, partial_out_.data() + place * vd, partials_[at_least(place)],
-                  shape.value_dim);
-        }
-        k.normalize(out, merged, shape.value_dim);
-      }
-    });
+  chosen_places_.clear();
+  for (int64_t p = 0; p < pages; p++) {
+    chosen_places_.push_back(chosen_pages_.data() + p * page_bytes);
   }
+  const KVView own{chosen_places_.data(), 0, half, from.type, from.head_dim, from.value_dim};
+  const int32_t* chosen = chosen_.data() + row * most;
+  thread_pool().run(pages, [&](int64_t p) {
+    const int64_t end = std::min<int64_t>(most, (p + 1) * kPageTokens);
+    for (int64_t i = p * kPageTokens; i < end; i++) {
+      copy_token(from, from.pages[chosen[i] / kPageTokens], chosen[i] % kPageTokens, own,
+                 chosen_places_[at_least(p)], i % kPageTokens);
+    }
+  });
+  return own;
+}
+
+void Model::attend_chosen(const Layer& layer, int index) {
+  const int64_t most = layer.latent->most;
+  for (const int64_t row : choosing_rows(most, 1)) {
+    const KVView from = cache_->view(pages_[row_[at_least(row)].slice], index, 0);
+    const AttentionRule rule{spec_.attention_soft_cap, 0, false};
+    attend_row(row, spec_.heads, {{copy_chosen(from, row, most), rule, most - 1}}, {});
+  }
+}
+
+// Tasks are (chunk of keys, some heads), merged in order.
+void Model::attend_row(int64_t row, int64_t heads, const std::vector<Seen>& seen,
+                       const std::vector<float>& sinks) {
+  const KernelTable& k = kernels();
+  const int64_t hd = seen.front().kv.head_dim, vd = seen.front().kv.value_dim;
+  struct Chunk {
+    const Seen* seen;
+    int64_t number;
+  };
+  std::vector<Chunk> chunks;
+  for (const Seen& one : seen) {
+    const int64_t oldest = std::max<int64_t>(0, one.rule.first_seen(one.position));
+    for (int64_t c = oldest / kChunkTokens; c <= one.position / kChunkTokens; c++) {
+      chunks.push_back({&one, c});
+    }
+  }
+  const int64_t count = static_cast<int64_t>(chunks.size());
+  grow(partial_out_, count * heads * vd);
+  if (partials_.size() < at_least(count * heads)) partials_.resize(at_least(count * heads));
+  const int64_t parts = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
+  thread_pool().run(count * parts, [&](int64_t task) {
+    const Chunk& chunk = chunks[at_least(task / parts)];
+    const int64_t head = task % parts * kHeadsPerTask;
+    const int own = static_cast<int>(std::min<int64_t>(kHeadsPerTask, heads - head));
+    const float* queries[kHeadsPerTask];
+    int64_t positions[kHeadsPerTask];
+    for (int h = 0; h < own; h++) {
+      queries[h] = q_.data() + (row * heads + head + h) * hd;
+      positions[h] = chunk.seen->position;
+    }
+    const int64_t place = task / parts * heads + head;
+    k.attend_chunk(chunk.seen->kv, chunk.seen->rule, chunk.number, queries, positions, own,
+                   partial_out_.data() + place * vd, partials_.data() + place);
+  });
+  thread_pool().run(parts, [&](int64_t part) {
+    const int64_t end = std::min(heads, (part + 1) * kHeadsPerTask);
+    for (int64_t head = part * kHeadsPerTask; head < end; head++) {
+      float* out = attended_.row(row) + head * vd;
+      Partial merged{0.f, 0.f};
+      for (int64_t c = 0; c < count; c++) {
+        const int64_t place = c * heads + head;
+        k.merge(out, merged, partial_out_.data() + place * vd, partials_[at_least(place)],
+                static_cast<int>(vd));
+      }
+      if (!sinks.empty()) {
+        k.merge(out, merged, nullptr, {sinks[at_least(head)], 1.f}, static_cast<int>(vd));
+      }
+      k.normalize(out, merged, static_cast<int>(vd));
+    }
+  });
 }
 
 }  // namespace exo

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from exo.errors import ModelUnsupported
+from exo.models.gguf.families.compressed import COMPRESSED
 from exo.models.gguf.families.dense import DENSE, FALCON_40B, OLMO3
 from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
 from exo.models.gguf.families.gated import GATED
@@ -18,6 +19,7 @@ FAMILIES: Mapping[str, GGUFFamily] = {
     **DENSE,
     **MIXTURES,
     **LATENTS,
+    **COMPRESSED,
     **RECURRENT,
     **GATED,
     "gemma3n": GEMMA3N,
