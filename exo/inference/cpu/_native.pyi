@@ -166,6 +166,8 @@ class Indexer:
     heads: int
     dim: int
     interleaved: bool
+    turns_last: bool
+    norm_eps: float
 
 class Compressor:
     kv: Matrix

@@ -12,7 +12,15 @@ from mlx_lm.models.step3p5 import ClampedSwiGLU, clamped_swiglu
 
 from exo.errors import ModelUnsupported
 
-_WITHOUT_A_CLASS = ("arcee", "cohere2_moe", "deepseek_v4", "falcon", "granite_swa", "hy_v3")
+_WITHOUT_A_CLASS = (
+    "arcee",
+    "cohere2_moe",
+    "deepseek_v4",
+    "falcon",
+    "granite_swa",
+    "hy_v3",
+    "hy_v4",
+)
 
 
 def check_class(config: Mapping[str, Any]) -> None:

@@ -3,77 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import deepseek_v4
 import numpy as np
-import numpy.typing as npt
 import pytest
 import zoo
+from in_numpy import deepseek_v4
+from in_numpy.parts import Weights
+from native_ring import TOKENS, NativeRing, part
 
 from exo.errors import CacheMiss, ModelUnsupported, Overloaded
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.mlx.engine import MLXEngine
-from exo.inference.sampling import SamplingParams
 from exo.models.gguf.folder import write_folder
 from exo.shard import Shard
 
-TOKENS: list[int] = np.random.default_rng(3).integers(0, 90, 300).tolist()
-"""More than a window, two entries of 128 tokens, more entries of 4 than are chosen."""
-
-Logits = npt.NDArray[np.float32]
-
 
 @pytest.fixture(scope="module")
-def weights() -> deepseek_v4.Weights:
+def weights() -> Weights:
     return deepseek_v4.random_weights()
 
 
 @pytest.fixture(scope="module")
-def folder(weights: deepseek_v4.Weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(weights, tmp_path_factory.mktemp("deepseek"))
 
 
-def made(weights: deepseek_v4.Weights, scratch: Path, **extra: Any) -> Path:
+def made(weights: Weights, scratch: Path, **extra: Any) -> Path:
     deepseek_v4.write(scratch / "m.gguf", weights, **extra)
     write_folder([scratch / "m.gguf"], scratch / "model")
     return scratch / "model"
-
-
-class Ring:
-    """Shards of the model, cut at `cuts`, each on an engine of its own."""
-
-    def __init__(self, folder: Path, *cuts: int, precise: bool = True, kv_bits: int = 16) -> None:
-        self.parts: list[tuple[CPUEngine, Shard]] = []
-        for start, end in pairwise([0, *cuts, zoo.LAYERS]):
-            engine, shard = CPUEngine(2, precise=precise), Shard("m", start, end, zoo.LAYERS)
-            engine.kv_bits = kv_bits
-            engine.load_shard(shard, folder, lambda done, total: None)
-            self.parts.append((engine, shard))
-
-    def step(self, *slices: Slice) -> Logits:
-        """Logits of all tokens of the slices, which are `TOKENS` at their places."""
-        tokens = [token for part in slices for token in TOKENS[part.start : part.end]]
-        batch, states = ForwardBatch(slices, np.array(tokens, np.int32)), None
-        for engine, shard in self.parts:
-            states = engine.compute(shard, batch, states)
-        assert states is not None
-        return states
-
-    def whole(self, sequence: str = "whole") -> Logits:
-        return self.step(part(sequence, 0, len(TOKENS)))
-
-    def take_over(self, sequence: str, source: str, tokens: int) -> None:
-        for engine, shard in self.parts:
-            engine.take_over(shard, Slice(sequence, tokens, 1, takes_over=source))
-
-
-def part(sequence: str, start: int, length: int, keeps: bool = False) -> Slice:
-    return Slice(sequence, start, length, SamplingParams(), drafts=length - 1, keeps=keeps)
 
 
 @pytest.fixture(params=native.isas())
@@ -85,38 +47,29 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.parametrize("cuts", [(), (1, 3), (2, 5)])
 def test_it_computes_what_the_architecture_does(
-    cuts: tuple[int, ...], weights: deepseek_v4.Weights, folder: Path
+    cuts: tuple[int, ...], weights: Weights, folder: Path
 ) -> None:
     expected = deepseek_v4.logits(weights, TOKENS)
-    found = Ring(folder, *cuts).whole()
+    found = NativeRing(folder, *cuts).whole()
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_a_token_is_the_same_in_pieces_and_in_company(folder: Path, isa: str) -> None:
-    """Decoded or prefilled, whatever else is in the step."""
-    ring = Ring(folder, 3, precise=False)
-    expected = ring.whole()
-    lengths, at = [1, 1, 40, 1, 90, 3, 64, 1, 1, 98], 0
-    for length in lengths:
-        beside = part(f"beside {at}", 0, 5 + at % 60)
-        found = ring.step(part("pieces", at, length), beside)[:length]
-        assert (found == expected[at : at + length]).all()
-        at += length
-    assert at == len(TOKENS)
+    NativeRing(folder, 3, precise=False).check_pieces()
 
 
 def test_all_instruction_sets_give_the_same_bits(folder: Path) -> None:
     found = []
     for name in native.isas():
         native.choose_isa(name)
-        found.append(Ring(folder, precise=False).whole())
+        found.append(NativeRing(folder, precise=False).whole())
     native.choose_isa("")
     assert all((one == found[0]).all() for one in found)
 
 
 @pytest.mark.parametrize("moment", [128, 131])
 def test_it_goes_on_from_a_moment_that_was_kept(folder: Path, moment: int) -> None:
-    ring = Ring(folder)
+    ring = NativeRing(folder)
     expected = ring.whole()
     ring.step(part("first", 0, moment, keeps=True))
     ring.step(part("first", moment, 100))  # goes on, over pages that the other shares
@@ -130,14 +83,14 @@ def test_it_goes_on_from_a_moment_that_was_kept(folder: Path, moment: int) -> No
 
 
 def test_keys_of_eight_bits_are_near(folder: Path) -> None:
-    expected = Ring(folder).whole()
-    found = Ring(folder, precise=False, kv_bits=8).whole()
+    expected = NativeRing(folder).whole()
+    found = NativeRing(folder, precise=False, kv_bits=8).whole()
     far = np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean())
     assert 0 < far < 0.2
 
 
 def test_memory_is_counted_and_given_back(folder: Path) -> None:
-    ring = Ring(folder)
+    ring = NativeRing(folder)
     (engine, shard), model = ring.parts[0], ring.parts[0][0]._models[ring.parts[0][1]]
     assert model.cache_bytes == 0
     ring.whole()
@@ -174,15 +127,13 @@ def test_a_full_cache_says_so_and_the_step_can_be_asked_again(folder: Path) -> N
     ],
 )
 def test_what_it_does_not_compute_is_refused(
-    extra: dict[str, Any], said: str, weights: deepseek_v4.Weights, tmp_path: Path
+    extra: dict[str, Any], said: str, weights: Weights, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelUnsupported, match=said):
         made(weights, tmp_path, **extra)
 
 
-def test_experts_that_are_not_there_are_refused(
-    weights: deepseek_v4.Weights, tmp_path: Path
-) -> None:
+def test_experts_that_are_not_there_are_refused(weights: Weights, tmp_path: Path) -> None:
     name = "blk.1.ffn_gate_tid2eid.weight"
     changed = weights | {name: weights[name] + deepseek_v4.EXPERTS}
     engine, shard = CPUEngine(2), Shard("m", 0, zoo.LAYERS, zoo.LAYERS)

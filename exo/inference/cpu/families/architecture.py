@@ -61,6 +61,8 @@ class Latent:
     index_heads: int = 0
     index_dim: int = 0
     index_interleaved: bool = False
+    index_turns_last: bool = False
+    index_eps: float = 1e-6
     choosing: frozenset[int] = frozenset()
 
 
@@ -365,6 +367,8 @@ def _latent(config: Config) -> Latent:
         index_heads=int(config["index_n_heads"]),
         index_dim=int(config["index_head_dim"]),
         index_interleaved=bool(config["indexer_rope_interleave"]),
+        index_turns_last=bool(config.get("indexer_rope_last")),
+        index_eps=float(config.get("indexer_norm_eps", 1e-6)),
         choosing=frozenset(i for i in range(n_layers) if kinds[i] == "full"),
     )
 

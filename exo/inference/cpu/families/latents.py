@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from exo.inference.cpu.families.family import Experts, Family, Growth
+from exo.inference.cpu.families.family import Experts, Family, Growth, every_layer
 from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     after_first_dense,
@@ -32,6 +32,17 @@ def _glm_dsa_config(config: Config) -> Config:
         **config,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": rope,
+    }
+
+
+def _hy4_config(config: Config) -> Config:
+    """As its GGUF files have it, an indexer turning the last numbers of its heads; mlx-lm has no
+    class of it. (For its safetensors transformers and llama.cpp pair the numbers otherwise.)"""
+    return {
+        "indexer_rope_interleave": True,
+        "indexer_rope_last": True,
+        "indexer_norm_eps": config["rms_norm_eps"],
+        **config,
     }
 
 
@@ -91,6 +102,15 @@ LATENTS: Mapping[str, Family] = {
         _DEEPSEEK_V3, config=lambda config: {"indexer_rope_interleave": False, **config}
     ),
     "glm_moe_dsa": replace(_DEEPSEEK_V3, config=_glm_dsa_config),
+    "hy_v4": replace(
+        _DEEPSEEK_V3,
+        hyper=True,
+        output_gate="sigmoid",
+        sinks=every_layer,
+        limits=lambda config, layer: (float(config.get("swiglu_limit") or 0.0), 0.0),
+        limits_inputs=True,
+        config=_hy4_config,
+    ),
     "mistral4": replace(
         _DEEPSEEK_V3,
         tied_by_config=True,

@@ -19,6 +19,8 @@ def tensors(
     yield f"{prefix}.kv_a_layernorm.weight"
     if index in arch.latent.choosing:
         yield from indexer_tensors(checkpoint, prefix)
+    if index in arch.sink_layers:
+        yield f"{prefix}.sinks"
     if arch.family.output_gate:
         yield from checkpoint.parts(f"{prefix}.g_proj")
     is_low_rank = f"{prefix}.q_a_proj.weight" in checkpoint
@@ -68,6 +70,7 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         indexer = native.Indexer()
         indexer.heads, indexer.dim = sizes.index_heads, sizes.index_dim
         indexer.interleaved = sizes.index_interleaved
+        indexer.turns_last, indexer.norm_eps = sizes.index_turns_last, sizes.index_eps
         indexer.q, indexer.k, indexer.weights = (
             packer.matrix(f"{prefix}.indexer.{name}") for name in _INDEXER
         )
@@ -75,6 +78,8 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         indexer.k_norm_bias = as_list(packer.floats(f"{prefix}.indexer.k_norm.bias"))
         latent.indexer = indexer
     layer.latent = latent
+    if index in arch.sink_layers:
+        layer.sinks = as_list(packer.floats(f"{prefix}.sinks"))
     if arch.family.output_gate:
         layer.output_gate = packer.matrix(f"{prefix}.g_proj")
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -338,7 +338,9 @@ NB_MODULE(_native, m) {
       .def_rw("k_norm_bias", &Indexer::k_norm_bias)
       .def_rw("heads", &Indexer::heads)
       .def_rw("dim", &Indexer::dim)
-      .def_rw("interleaved", &Indexer::interleaved);
+      .def_rw("interleaved", &Indexer::interleaved)
+      .def_rw("turns_last", &Indexer::turns_last)
+      .def_rw("norm_eps", &Indexer::norm_eps);
   nb::class_<Compressor>(m, "Compressor")
       .def(nb::init<>())
       .def_rw("kv", &Compressor::kv)

@@ -90,6 +90,7 @@ struct Indexer {
   std::vector<float> k_norm, k_norm_bias;
   int heads = 0, dim = 0;
   bool interleaved = false;  // see Rope
+  bool turns_last = false;   // numbers of a head, not the first ones
   float norm_eps = 1e-6f;
 };
 

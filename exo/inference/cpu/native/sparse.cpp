@@ -70,17 +70,18 @@ void Model::index(const Layer& layer, int index) {
   const size_t r = static_cast<size_t>(layer.rope);
   const int pairs = static_cast<int>(ropes[r].frequencies.size());
   const float scale = 1.f / std::sqrt(static_cast<float>(width));
+  const int64_t turned = indexer.turns_last ? dim - 2 * pairs : 0;
   each_row(rows_, [&](int64_t i) {
     float* key = k_.data() + i * dim;
     k.layer_norm(key, indexer.k_norm.data(), indexer.k_norm_bias.data(), key, dim,
                  indexer.norm_eps);
     const float *cos = cos_[r].data() + i * pairs, *sin = sin_[r].data() + i * pairs;
-    k.rotate(key, 1, indexer.dim, pairs, indexer.interleaved, cos, sin);
+    k.rotate(key + turned, 1, indexer.dim, pairs, indexer.interleaved, cos, sin);
     if (chooses) {
       float* weights = index_weights_.data() + i * indexer.heads;
       for (int h = 0; h < indexer.heads; h++) weights[h] *= scale;
-      k.rotate(index_q_.data() + i * width, indexer.heads, indexer.dim, pairs, indexer.interleaved,
-               cos, sin);
+      k.rotate(index_q_.data() + i * width + turned, indexer.heads, indexer.dim, pairs,
+               indexer.interleaved, cos, sin);
     }
     const Row& row = row_[at_least(i)];
     const KVView kv = cache_->view(nullptr, index, 0);
@@ -184,7 +185,7 @@ void Model::attend_chosen(const Layer& layer, int index) {
   for (const int64_t row : choosing_rows(most, 1)) {
     const KVView from = cache_->view(pages_[row_[at_least(row)].slice], index, 0);
     const AttentionRule rule{spec_.attention_soft_cap, 0, false};
-    attend_row(row, spec_.heads, {{copy_chosen(from, row, most), rule, most - 1}}, {});
+    attend_row(row, spec_.heads, {{copy_chosen(from, row, most), rule, most - 1}}, layer.sinks);
   }
 }
 

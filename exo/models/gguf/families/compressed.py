@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exo.errors import ModelUnsupported
-from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
+from exo.models.gguf.families.family import HYPER, Config, GGUFFamily, Metadata
 from exo.models.gguf.families.mixtures import ROUTED, deepseek_routing
 
 _ROOT_SOFTPLUS = 4
@@ -37,12 +37,7 @@ _DEEPSEEK4 = {
             ("norm", "kv_norm"),
         )
     },
-    **{
-        f"hc_{place}_{part}": f"{module}.{part}"
-        for place, module in (("attn", "attn_hc"), ("ffn", "ffn_hc"))
-        for part in ("fn", "base", "scale")
-    },
-    **{f"output_hc_{part}": f"model.hc_head.hc_{part}" for part in ("fn", "base", "scale")},
+    **HYPER,
     **ROUTED,
     "ffn_gate_tid2eid": "mlp.gate.tid2eid",
     "exp_probs_b_vl": "",  # of tokens that are parts of pictures

@@ -162,6 +162,17 @@ def shared(expert: str) -> dict[str, str]:
     return {f"ffn_{place}_shexp": f"{expert}.{place}_proj" for place in ("gate", "up", "down")}
 
 
+HYPER = {
+    **{
+        f"hc_{place}_{part}": f"{module}.{part}"
+        for place, module in (("attn", "attn_hc"), ("ffn", "ffn_hc"))
+        for part in ("fn", "base", "scale")
+    },
+    **{f"output_hc_{part}": f"model.hc_head.hc_{part}" for part in ("fn", "base", "scale")},
+}
+"""What reads and mixes several hidden states of a token."""
+
+
 def turned_share(metadata: Metadata, config: Config) -> float:
     """Of each head, what positions turn."""
     turned = metadata("rope.dimension_count", config["head_dim"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exo.models.gguf.families.family import Config, GGUFFamily, Metadata
+from exo.models.gguf.families.family import HYPER, Config, GGUFFamily, Metadata
 from exo.models.gguf.families.mixtures import ROUTED, check_sigmoid, deepseek_routing
 
 LATENT_TENSORS = {
@@ -61,11 +61,17 @@ def _indexed(metadata: Metadata, config: Config) -> Config:
     check_sigmoid(metadata)
     return {
         **latents(metadata, config),
+        **_indexer(metadata),
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
+
+
+def _indexer(metadata: Metadata) -> Config:
+    return {
         "index_n_heads": metadata("attention.indexer.head_count"),
         "index_head_dim": metadata("attention.indexer.key_length"),
         "index_topk": metadata("attention.indexer.top_k"),
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
     }
 
 
@@ -84,8 +90,30 @@ def _glm_dsa(metadata: Metadata, config: Config) -> Config:
     return {
         **found,
         "rope_parameters": {**rope, "rope_theta": config["rope_theta"]},
-        **({"indexer_types": ["full" if one else "shared" for one in own]} if own else {}),
+        **_indexing_layers(own),
     }
+
+
+def _indexing_layers(own: list[int]) -> Config:
+    """Of each layer whether it has an indexer, or attends to what the one before it chose."""
+    return {"indexer_types": ["full" if one else "shared" for one in own]} if own else {}
+
+
+def _hy4(metadata: Metadata, config: Config) -> Config:
+    """An indexer is not in all of its models."""
+    check_sigmoid(metadata)
+    found = {
+        **latents(metadata, config),
+        "scoring_func": "sigmoid",
+        "swiglu_limit": (metadata.numbers("swiglu_clamp_exp") or [0.0])[0],
+        "hc_mult": metadata("hyper_connection.count"),
+        "hc_eps": metadata("hyper_connection.epsilon"),
+        "hc_magnitude": metadata("hyper_connection.magnitude"),
+    }
+    if not metadata("attention.indexer.top_k", 0):
+        return found
+    own = metadata.of_layers("attention.indexer.types")
+    return {**found, **_indexer(metadata), **_indexing_layers(own)}
 
 
 def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
@@ -122,5 +150,15 @@ LATENTS: Mapping[str, GGUFFamily] = {
     "deepseek2": GGUFFamily("glm4_moe_lite", tensors=LATENT_TENSORS, config=latents),
     "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
     "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
+    "hy_v4": GGUFFamily(
+        "hy_v4",
+        tensors={
+            **_INDEXED,
+            **HYPER,
+            "attn_gate": "self_attn.g_proj",
+            "attn_sinks": "self_attn.sinks",
+        },
+        config=_hy4,
+    ),
     "mistral4": MISTRAL4,
 }
