@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import zoo
 
+from in_numpy.hyper import collapsed, expanded
 from in_numpy.parts import (
     Numbers,
     Random,
@@ -18,7 +19,6 @@ from in_numpy.parts import (
     mixture,
     of_layer,
     rms,
-    sigmoid,
     softmax,
     turned,
     write_gguf,
@@ -137,36 +137,13 @@ def logits(weights: Weights, tokens: list[int]) -> Numbers:
     for layer, ratio in enumerate(RATIOS):
         own = of_layer(weights, layer)
         for place, part in (("attn", _attention), ("ffn", _mixture)):
-            x, post, comb = _read(streams, own, f"hc_{place}")
+            x, rows = collapsed(streams, own, f"hc_{place}", EPS)
             given = part(rms(x, EPS, own[f"{place}_norm"]), own, ratio, np.array(tokens))
-            mixed = np.einsum("tjk,tjd->tkd", comb, streams)
-            streams = post[..., None] * given[:, None] + mixed
+            streams = expanded(streams, given, rows, EPS)
     outer = {name.removesuffix(".weight"): numbers for name, numbers in weights.items()}
-    weighed = _mixes(streams, outer, "output_hc") * outer["output_hc_scale"]
-    pre = sigmoid(weighed + outer["output_hc_base"]) + EPS
-    x = rms(np.einsum("ts,tsd->td", pre, streams), EPS, outer["output_norm"])
+    x = rms(collapsed(streams, outer, "output_hc", EPS)[0], EPS, outer["output_norm"])
     found: Numbers = x @ outer["output"].T
     return found
-
-
-def _mixes(streams: Numbers, own: Weights, name: str) -> Numbers:
-    found: Numbers = rms(streams.reshape(len(streams), -1), EPS) @ own[f"{name}_fn"].T
-    return found
-
-
-def _read(streams: Numbers, own: Weights, name: str) -> tuple[Numbers, Numbers, Numbers]:
-    mixes = _mixes(streams, own, name)
-    parts = [STREAMS, 2 * STREAMS]
-    weights, base = np.split(mixes, parts, axis=-1), np.split(own[f"{name}_base"], parts)
-    pre, post, comb = (
-        w * s + b for w, s, b in zip(weights, own[f"{name}_scale"], base, strict=True)
-    )
-    comb = softmax(comb.reshape(-1, STREAMS, STREAMS)) + EPS
-    comb = comb / (comb.sum(-2, keepdims=True) + EPS)
-    for _ in range(19):
-        comb = comb / (comb.sum(-1, keepdims=True) + EPS)
-        comb = comb / (comb.sum(-2, keepdims=True) + EPS)
-    return np.einsum("ts,tsd->td", sigmoid(pre) + EPS, streams), 2 * sigmoid(post), comb
 
 
 def _angles(positions: Numbers, ratio: int) -> Numbers:

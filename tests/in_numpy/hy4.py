@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import zoo
 
+from in_numpy.hyper import collapsed
 from in_numpy.parts import (
     Numbers,
     Random,
@@ -123,32 +124,22 @@ def logits(weights: Weights, tokens: list[int]) -> Numbers:
     seen = np.tril(np.ones((count, count), bool))
     for layer in range(zoo.LAYERS):
         own = of_layer(weights, layer)
-        x, post = _read(streams, own, "hc_attn")
+        x, rows = collapsed(streams, own, "hc_attn", EPS)
         x = rms(x, EPS, own["attn_norm"])
         if "indexer.proj" in own:
             seen = _chosen(x, own)
-        streams = streams + post[..., None] * _attention(x, own, seen)[:, None]
-        x, post = _read(streams, own, "hc_ffn")
-        given = _mlp(rms(x, EPS, own["ffn_norm"]), own)
-        streams = streams + post[..., None] * given[:, None]
+        streams = _added(streams, _attention(x, own, seen), rows)
+        x, rows = collapsed(streams, own, "hc_ffn", EPS)
+        streams = _added(streams, _mlp(rms(x, EPS, own["ffn_norm"]), own), rows)
     outer = {name.removesuffix(".weight"): numbers for name, numbers in weights.items()}
-    x = rms(_collapsed(streams, outer, "output_hc")[0], EPS, outer["output_norm"])
+    x = rms(collapsed(streams, outer, "output_hc", EPS)[0], EPS, outer["output_norm"])
     found: Numbers = x @ outer["output"].T
     return found
 
 
-def _collapsed(streams: Numbers, own: Weights, name: str) -> tuple[Numbers, Numbers]:
-    """One state, and the rows of the connection, with their bases."""
-    mixes = rms(streams.reshape(len(streams), -1), EPS) @ own[f"{name}_fn"].T
-    scales = np.repeat(own[f"{name}_scale"], STREAMS)
-    mixes = mixes * scales + own[f"{name}_base"]
-    pre = sigmoid(mixes[:, :STREAMS]) + EPS
-    return np.einsum("ts,tsd->td", pre, streams), mixes
-
-
-def _read(streams: Numbers, own: Weights, name: str) -> tuple[Numbers, Numbers]:
-    x, mixes = _collapsed(streams, own, name)
-    return x, MAGNITUDE * sigmoid(mixes[:, STREAMS:]) + EPS
+def _added(streams: Numbers, given: Numbers, rows: Numbers) -> Numbers:
+    post = MAGNITUDE * sigmoid(rows) + EPS
+    return streams + post[..., None] * given[:, None]
 
 
 def _angles(count: int) -> Numbers:

@@ -165,6 +165,7 @@ class Indexer:
     k_norm_bias: list[float]
     heads: int
     dim: int
+    pools: Compressor
     interleaved: bool
     turns_last: bool
     norm_eps: float
@@ -199,6 +200,7 @@ class HyperConnection:
 
 class LatentAttention:
     most: int
+    pool: int
     indexer: Indexer
     q_a: Matrix
     q_b: Matrix

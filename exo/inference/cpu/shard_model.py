@@ -167,8 +167,8 @@ class CheckpointModel:
                 )
                 if "model.norm.bias" in self._ending(checkpoint):
                     model.final_norm_bias = as_list(packer.floats("model.norm.bias"))
-                if arch.hyper:
-                    model.last_streams = hyper.build_last(packer, arch.hyper)
+                if arch.hyper and (last := hyper.build_last(packer, arch.hyper)):
+                    model.last_streams = last
             checkpoint.check()
             on_progress(total, total)
         return model
@@ -241,7 +241,7 @@ class CheckpointModel:
         arch = self.architecture
         has_bias = arch.family.layer_norm and "model.norm.bias" in checkpoint
         bias = ["model.norm.bias"] if has_bias else []
-        return ["model.norm.weight", *bias, *(hyper.last_tensors() if arch.hyper else [])]
+        return ["model.norm.weight", *bias, *(hyper.last_tensors(checkpoint) if arch.hyper else [])]
 
     def _spec(self, precise: bool, kv_bits: int, cache_limit_bytes: int) -> native.Spec:
         arch = self.architecture

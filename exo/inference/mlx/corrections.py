@@ -17,6 +17,7 @@ _WITHOUT_A_CLASS = (
     "cohere2_moe",
     "deepseek_v4",
     "falcon",
+    "glm5_next",
     "granite_swa",
     "hy_v3",
     "hy_v4",

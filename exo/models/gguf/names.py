@@ -45,7 +45,7 @@ _NO_MODULES = (
         "sink_bias",
     ),
     *(".position_bias", ".tid2eid", "_hc.fn", "_hc.base", "_hc.scale"),
-    *(".hc_fn", ".hc_base", ".hc_scale"),
+    *(".hc_fn", ".hc_base", ".hc_scale", "_compress_gate", "_compress_ape"),
     *("layer_scalar", "router.scale", ".per_expert_scale", ".correct_output_scale"),
 )
 """What mlx-lm keeps as arrays of their own, with neither weight nor bias in their names."""

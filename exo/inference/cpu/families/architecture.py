@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,14 +50,16 @@ class StateSpace:
 @dataclass(frozen=True)
 class Latent:
     """Of attention over latents: numbers of each head that positions do not turn, numbers they do,
-    of a latent, and of each head's values. `most`: to how many keys a query attends, 0 for all;
-    `choosing`: the layers that choose them, by an indexer, and the others take theirs over."""
+    of a latent, and of each head's values. `most`: to how many keys a query attends, 0 for all, in
+    pools of `pool`; `choosing`: the layers that choose them, by an indexer, and the others take
+    theirs over."""
 
     nope: int
     turned: int
     rank: int
     value_dim: int
     most: int = 0
+    pool: int = 1
     index_heads: int = 0
     index_dim: int = 0
     index_interleaved: bool = False
@@ -184,14 +186,25 @@ class Architecture:
         """Before which layers the model may be cut; None: before any."""
         if not self.uncuttable:
             return None
-        if self._taking_over and self.latent:
-            return self.latent.choosing - {0}
-        return frozenset()
+        return frozenset(self._before_choices()) if self._taking_over else frozenset()
+
+    def _before_choices(self) -> Iterator[int]:
+        """Layers of which the next one that attends chooses what to, or none attends."""
+        assert self.latent is not None
+        for start in range(1, self.n_layers):
+            attending = next((i for i in self._attending if i >= start), None)
+            if attending is None or attending in self.latent.choosing:
+                yield start
+
+    @property
+    def _attending(self) -> list[int]:
+        return [i for i, mixer in enumerate(self.mixers) if mixer == "attention"]
 
     @property
     def _taking_over(self) -> bool:
         """Whether layers attend to what another one's indexer chose."""
-        return self.latent is not None and 0 < len(self.latent.choosing) < self.n_layers
+        choosing = self.latent.choosing if self.latent is not None else frozenset()
+        return 0 < len(choosing) < len(self._attending)
 
 
 def architecture(config: Config) -> Architecture:
@@ -236,6 +249,9 @@ def _read(config: Config, family: Family) -> Architecture:
     if family.tied_by_config:
         tied = bool(config.get("tie_word_embeddings", tied))
     mixers = tuple(family.mixer(config, i) for i in range(n_layers))
+    if latent is not None:
+        attending = {i for i, mixer in enumerate(mixers) if mixer == "attention"}
+        latent = replace(latent, choosing=latent.choosing & attending)
     kv_heads = 1 if latent else int(config.get("num_key_value_heads") or heads)
     values: dict[str, Any] = {
         "attention_scale": width**-0.5,
@@ -361,12 +377,15 @@ def _latent(config: Config) -> Latent:
         return sizes
     n_layers = int(config["num_hidden_layers"])
     kinds = config.get("indexer_types") or ["full"] * n_layers
+    if int(config["index_topk"]) % int(config.get("index_kpool") or 1):
+        raise ModelUnsupported(f"{config['index_topk']} tokens in pools of {config['index_kpool']}")
     return replace(
         sizes,
         most=int(config["index_topk"]),
+        pool=int(config.get("index_kpool") or 1),
         index_heads=int(config["index_n_heads"]),
         index_dim=int(config["index_head_dim"]),
-        index_interleaved=bool(config["indexer_rope_interleave"]),
+        index_interleaved=bool(config.get("indexer_rope_interleave")),
         index_turns_last=bool(config.get("indexer_rope_last")),
         index_eps=float(config.get("indexer_norm_eps", 1e-6)),
         choosing=frozenset(i for i in range(n_layers) if kinds[i] == "full"),

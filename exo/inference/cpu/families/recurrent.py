@@ -306,6 +306,16 @@ _KIMI_LINEAR = Family(
 )
 
 
+def _glm5_next_config(config: Config) -> Config:
+    """GLM 5.3's, as its GGUF files have it; mlx-lm has no class of it."""
+    limit = float(config.get("swiglu_limit") or 0.0)
+    return {"qk_rope_head_dim": 0, **config, "swiglu_limit": limit}
+
+
+def _same_limits(config: Config, layer: int) -> tuple[float, float]:
+    return config["swiglu_limit"], config["swiglu_limit"]
+
+
 def _ling_config(config: Config) -> Config:
     """What mlx-lm's class takes where the configuration does not say."""
     if not (config.get("no_kda_lora", True) and config.get("kda_safe_gate", True)):
@@ -375,6 +385,15 @@ _LING_3 = Family(
 RECURRENT: Mapping[str, Family] = {
     "bailing_moe_v3": _LING_3,
     "kimi_linear": _KIMI_LINEAR,
+    "glm5_next": replace(
+        _KIMI_LINEAR,
+        tied_by_config=False,
+        hyper=True,
+        limits=_same_limits,
+        limits_inputs=True,
+        config=_glm5_next_config,
+        experts=replace(GLM4_EXPERTS, layers=deepseek_layers),
+    ),
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,

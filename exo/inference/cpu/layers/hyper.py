@@ -1,11 +1,12 @@
-"""Several hidden states of a token (DeepSeek V4, Hy4): which tensors read and mix them, and what is
-made of these."""
+"""Several hidden states of a token (DeepSeek V4, Hy4, GLM 5.3): which tensors read and mix them,
+and what is made of these."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from exo.inference.cpu import _native as native
+from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Hyper
 from exo.inference.cpu.packing import Packer, as_list
 
@@ -19,9 +20,12 @@ def tensors(prefix: str) -> list[str]:
     return [f"{prefix}.{module}.{part}" for module in LAYER.values() for part in _PARTS]
 
 
-def last_tensors() -> list[str]:
-    """Of what makes one state of several, after the last layer."""
-    return [f"model.hc_head.hc_{part}" for part in _PARTS]
+_LAST = [f"model.hc_head.hc_{part}" for part in _PARTS]
+
+
+def last_tensors(checkpoint: CanonicalCheckpoint) -> list[str]:
+    """Of what makes one state of several, after the last layer, if it is not their mean."""
+    return [name for name in _LAST if name in checkpoint]
 
 
 def build(packer: Packer, prefix: str, sizes: Hyper) -> dict[str, native.HyperConnection]:
@@ -34,8 +38,10 @@ def build(packer: Packer, prefix: str, sizes: Hyper) -> dict[str, native.HyperCo
     }
 
 
-def build_last(packer: Packer, sizes: Hyper) -> native.HyperConnection:
-    return _connection(packer, last_tensors(), [sizes.streams])
+def build_last(packer: Packer, sizes: Hyper) -> native.HyperConnection | None:
+    if not last_tensors(packer.checkpoint):
+        return None
+    return _connection(packer, _LAST, [sizes.streams])
 
 
 def _connection(packer: Packer, names: list[str], rows: list[int]) -> native.HyperConnection:

@@ -10,6 +10,7 @@ from exo.inference.cpu.families.architecture import Architecture
 from exo.inference.cpu.packing import Packer, as_list
 
 _INDEXER = ("wq_b", "wk", "weights_proj")
+_POOLS = ("index_kpool_compress_gate", "index_kpool_compress_ape")
 
 
 def tensors(
@@ -40,6 +41,7 @@ def indexer_tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[st
     yield from (f"{prefix}.indexer.k_norm.{part}" for part in ("weight", "bias"))
     for name in _INDEXER:
         yield from checkpoint.parts(f"{prefix}.indexer.{name}")
+    yield from (name for part in _POOLS if (name := f"{prefix}.indexer.{part}") in checkpoint)
 
 
 def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, index: int) -> None:
@@ -65,7 +67,7 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         rows = packer.numbers(f"{prefix}.kv_b_proj").reshape(arch.heads, -1, sizes.rank)
         latent.embed = [packer.dense(head[: sizes.nope].T) for head in rows]
         latent.unembed = [packer.dense(head[sizes.nope :]) for head in rows]
-    latent.most = sizes.most
+    latent.most, latent.pool = sizes.most, sizes.pool
     if index in sizes.choosing:
         indexer = native.Indexer()
         indexer.heads, indexer.dim = sizes.index_heads, sizes.index_dim
@@ -76,6 +78,12 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         )
         indexer.k_norm = as_list(packer.floats(f"{prefix}.indexer.k_norm.weight"))
         indexer.k_norm_bias = as_list(packer.floats(f"{prefix}.indexer.k_norm.bias"))
+        if sizes.pool > 1:
+            gate, bias = (packer.floats(f"{prefix}.indexer.{name}") for name in _POOLS)
+            pools = native.Compressor()
+            pools.ratio, pools.dim = sizes.pool, sizes.index_dim
+            pools.gate, pools.bias = packer.dense(gate), as_list(bias.reshape(-1))
+            indexer.pools = pools
         latent.indexer = indexer
     layer.latent = latent
     if index in arch.sink_layers:

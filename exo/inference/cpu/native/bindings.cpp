@@ -338,6 +338,7 @@ NB_MODULE(_native, m) {
       .def_rw("k_norm_bias", &Indexer::k_norm_bias)
       .def_rw("heads", &Indexer::heads)
       .def_rw("dim", &Indexer::dim)
+      .def_rw("pools", &Indexer::pools)
       .def_rw("interleaved", &Indexer::interleaved)
       .def_rw("turns_last", &Indexer::turns_last)
       .def_rw("norm_eps", &Indexer::norm_eps);
@@ -380,6 +381,7 @@ NB_MODULE(_native, m) {
       .def_rw("unembed", &LatentAttention::unembed)
       .def_rw("norm_eps", &LatentAttention::norm_eps)
       .def_rw("most", &LatentAttention::most)
+      .def_rw("pool", &LatentAttention::pool)
       .def_rw("indexer", &LatentAttention::indexer)
       .def_rw("nope", &LatentAttention::nope)
       .def_rw("turned", &LatentAttention::turned)

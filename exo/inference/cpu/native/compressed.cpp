@@ -111,7 +111,7 @@ void Model::compressed_attention(const Layer& layer, int place, int64_t state) {
     if (complete > 0) {
       const KVView all = entries->cache->view(entries->pages[row.slice], place, 0);
       const bool some = own.indexer && complete > own.most;
-      const KVView kept = some ? copy_chosen(all, i, own.most) : all;
+      const KVView kept = some ? copy_chosen(all, chosen_.data() + i * own.most, own.most) : all;
       seen.push_back({kept, {0.f, 0, false}, (some ? own.most : complete) - 1});
     }
     attend_row(i, heads, seen, layer.sinks);
@@ -264,7 +264,9 @@ void Model::compress(const Compressor& compressor, const Rope& rope, const float
       }
       entry[at_least(d)] = sum / total;
     }
-    k.rms_norm(entry.data(), compressor.norm.data(), entry.data(), dim, spec_.norm_eps);
+    if (!compressor.norm.empty()) {
+      k.rms_norm(entry.data(), compressor.norm.data(), entry.data(), dim, spec_.norm_eps);
+    }
     thread_local Lines<float> cos, sin;
     cos.clear(), sin.clear();
     for (const float frequency : rope.frequencies) {
@@ -315,7 +317,7 @@ void Model::score_entries(const Layer& layer, Entries& entries, int place) {
   for (uint8_t* const* pages : entries.pages) {
     keys.push_back(entries.cache->view(pages, place, 0));
   }
-  choose_keys(indexer, own.most, own.ratio(), keys);
+  choose_keys(indexer, own.most, own.ratio(), own.most, keys);
 }
 
 }  // namespace exo

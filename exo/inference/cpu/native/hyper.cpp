@@ -94,4 +94,20 @@ void Model::expand() {
   });
 }
 
+void Model::join_streams() {
+  const int64_t hidden = spec_.hidden, n = spec_.streams;
+  if (last_streams) {
+    collapse(*last_streams);
+    std::copy_n(before_.data(), rows_ * hidden, x_.data());
+    return;
+  }
+  each_row(rows_, [&](int64_t i) {
+    std::fill_n(x(i), hidden, 0.f);
+    for (int64_t s = 0; s < n; s++) {
+      const float* stream = streams_.data() + (i * n + s) * hidden;
+      kernels().add_scaled(x(i), stream, 1.f / static_cast<float>(n), hidden);
+    }
+  });
+}
+
 }  // namespace exo

@@ -542,7 +542,8 @@ Model recurrent_model(int kv_bits) {
   return model;
 }
 
-// Several hidden states of a token, attention to a window and to entries, experts that tokens tell.
+// Several hidden states of a token, attention to a window and to entries, experts that tokens tell;
+// attention over latents to pools of tokens.
 Model compressed_model(int kv_bits) {
   Spec spec;
   spec.hidden = 64, spec.heads = 4, spec.kv_heads = 1, spec.head_dim = 32;
@@ -567,8 +568,8 @@ Model compressed_model(int kv_bits) {
                     overlaps};
     return std::make_shared<Compressor>(std::move(made));
   };
-  model.layers.resize(3);
-  for (size_t l = 0; l < 3; l++) {
+  model.layers.resize(4);
+  for (size_t l = 0; l < 4; l++) {
     Layer& layer = model.layers[l];
     layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
     layer.attention_streams = connection(15), layer.mlp_streams = connection(15);
@@ -586,8 +587,30 @@ Model compressed_model(int kv_bits) {
       indexer.heads = 3, indexer.dim = 24;
       own.indexer = std::make_shared<Indexer>(std::move(indexer));
     }
-    layer.compressed = std::make_shared<CompressedAttention>(std::move(own));
-    layer.rope = 0, layer.sinks = random_floats(4), layer.o = random_dense(64, 40);
+    if (l < 3) {
+      layer.compressed = std::make_shared<CompressedAttention>(std::move(own));
+      layer.rope = 0, layer.sinks = random_floats(4), layer.o = random_dense(64, 40);
+    } else {
+      LatentAttention latent;
+      latent.nope = 16, latent.rank = 32, latent.value_dim = 20, latent.most = 12, latent.pool = 3;
+      latent.q_a = random_affine(32, 64, 4, 32), latent.q_b = random_affine(4 * 16, 32, 4, 32);
+      latent.kv_a = random_affine(32, 64, 8, 32);
+      latent.q_a_norm = latent.kv_a_norm = std::vector<float>(32, 1.f);
+      for (int h = 0; h < 4; h++) {
+        latent.embed.push_back(random_dense(32, 16));
+        latent.unembed.push_back(random_affine(20, 32, 4, 32));
+      }
+      Indexer indexer;
+      indexer.q = random_affine(3 * 24, 32, 4, 32), indexer.k = random_affine(24, 64, 4, 32);
+      indexer.weights = random_dense(3, 64);
+      indexer.k_norm = std::vector<float>(24, 1.f), indexer.k_norm_bias = random_floats(24);
+      indexer.heads = 3, indexer.dim = 24;
+      Compressor pools{nullptr, random_dense(24, 64), random_floats(3 * 24), {}, 24, 3, false};
+      indexer.pools = std::make_shared<Compressor>(std::move(pools));
+      latent.indexer = std::make_shared<Indexer>(std::move(indexer));
+      layer.latent = std::make_shared<LatentAttention>(std::move(latent));
+      layer.o = random_dense(64, 80);
+    }
     layer.router = random_dense(6, 64), layer.expert_limit = layer.limit = 0.5f;
     for (int token = 0; l == 0 && token < 2 * 50; token++) {
       layer.experts_of_tokens.push_back((token / 2 + token % 2) % 6);

@@ -8,7 +8,7 @@
 namespace exo {
 
 // A cached key is what is turned, then the latent, then zeros up to head_dim; a value the latent.
-void Model::latent_attention(const Layer& layer, int place) {
+void Model::latent_attention(const Layer& layer, int place, int pools, int64_t state) {
   const KernelTable& k = kernels();
   const LatentAttention& latent = *layer.latent;
   const int64_t heads = spec_.heads, hd = spec_.head_dim, nope = latent.nope, rank = latent.rank;
@@ -16,7 +16,8 @@ void Model::latent_attention(const Layer& layer, int place) {
   const MatrixPtr& first = latent.q_a ? latent.q_a : latent.q_b;
   const Indexer* indexer = latent.indexer.get();
   norm_for_mixer(layer, {first.get(), latent.kv_a.get(), layer.output_gate.get(),
-                         indexer ? indexer->k.get() : nullptr});
+                         indexer ? indexer->k.get() : nullptr,
+                         layer.pools() ? layer.pools()->gate.get() : nullptr});
   grow(in_, rows_ * first->rows);
   grow(up_, rows_ * (rank + turned));
   run_linear({{first.get(), &normed_, 0, rows_, in_.data(), first->rows},
@@ -35,7 +36,11 @@ void Model::latent_attention(const Layer& layer, int place) {
     grow(z_, rows_ * q_width);
     run_linear({{latent.q_b.get(), &gated_, 0, rows_, z_.data(), q_width}}, spec_.precise);
     queries = z_.data();
-    if (indexer) index(layer, place + 1);
+    if (layer.pools() != nullptr) {
+      index_pools(layer, pools, state);
+    } else if (indexer) {
+      index(layer, place + 1);
+    }
   }
 
   // Each head's part through a matrix of its own.
@@ -93,7 +98,7 @@ void Model::latent_attention(const Layer& layer, int place) {
     k.store_value(value, page + kv.value_offset, slot, latent.rank, kv.type);
   });
   attended_.resize(rows_, heads * rank, {});
-  attend(layer, place, latent.most > 0 ? latent.most : INT64_MAX);
+  attend(layer, place, latent.all_below());
   if (latent.most > 0) attend_chosen(layer, place);
 
   by_head_.resize(rows_ * heads, rank, groups_of({latent.unembed.front().get()}));

@@ -11,7 +11,20 @@
 
 namespace exo {
 
+int Layer::entry_ratio() const {
+  return compressed ? compressed->ratio() : pools() != nullptr ? pools()->ratio : 0;
+}
+
+std::vector<HeadShape> Layer::entries() const {
+  if (const Compressor* own = pools()) return {{1, own->dim, 0}};
+  std::vector<HeadShape> found;
+  if (compressed && compressed->compressor) found.push_back({1, compressed->dim, compressed->dim});
+  if (compressed && compressed->indexer) found.push_back({1, compressed->indexer->dim, 0});
+  return found;
+}
+
 int64_t Layer::state_floats(KVType type) const {
+  if (const Compressor* own = pools()) return own->state_floats();
   if (compressed) {
     const CompressedAttention& own = *compressed;
     const int64_t page = 2 * KVView::half_bytes(type, own.dim);
@@ -72,9 +85,8 @@ CacheShape Model::cache_shape() const {
 CacheShape Model::entries_shape(int ratio) const {
   std::vector<HeadShape> shapes;
   for (const Layer& layer : layers) {
-    if (!layer.compressed || layer.compressed->ratio() != ratio) continue;
-    shapes.push_back({1, layer.compressed->dim, layer.compressed->dim});
-    if (layer.compressed->indexer) shapes.push_back({1, layer.compressed->indexer->dim, 0});
+    if (layer.entry_ratio() != ratio) continue;
+    for (const HeadShape& shape : layer.entries()) shapes.push_back(shape);
   }
   return {std::move(shapes), kv_type(), spec_.cache_limit_bytes, ratio};
 }
@@ -82,7 +94,7 @@ CacheShape Model::entries_shape(int ratio) const {
 std::vector<int> Model::ratios() const {
   std::vector<int> found;
   for (const Layer& layer : layers) {
-    const int own = layer.compressed ? layer.compressed->ratio() : 0;
+    const int own = layer.entry_ratio();
     if (own > 0 && std::find(found.begin(), found.end(), own) == found.end()) found.push_back(own);
   }
   return found;
@@ -233,12 +245,11 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     if (layer.parallel || layer.mixes_twice())
       before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
     if (layer.attention_streams) collapse(*layer.attention_streams);
+    int& place = entries[layer.entry_ratio()];
     if (layer.compressed) {
-      int& place = entries[layer.compressed->ratio()];
       compressed_attention(layer, place, state);
-      place += layer.compressed->indexer ? 2 : 1;
     } else if (layer.latent) {
-      latent_attention(layer, cached[index]);
+      latent_attention(layer, cached[index], place, state);
     } else if (layer.q) {
       attention(layer, cached[index]);
     }
@@ -249,6 +260,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     } else if (layer.state_space) {
       state_space(layer, state);
     }
+    place += static_cast<int>(layer.entries().size());
     state += layer.state_floats(kv_type());
     if (layer.alt_up) add_laurel(*layer.alt_up);
     if (layer.attention_streams) expand();
@@ -276,10 +288,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     states_->advance(slices[s].sequence, slices[s].start + slices[s].length, slices[s].keeps);
   }
   if (head) {
-    if (last_streams) {
-      collapse(*last_streams);
-      std::copy_n(before_.data(), rows_ * spec_.hidden, x_.data());
-    }
+    if (spec_.streams > 1) join_streams();
     logits(slices, out);
   } else {
     std::memcpy(out, between.data(), at_least(rows_ * width()) * sizeof(float));

@@ -83,10 +83,29 @@ struct ShortConvolution {
   Convolution convolution;
 };
 
+// Makes entries that stand for `ratio` tokens each (DeepSeek V4): of each number a mean of the
+// tokens' own, weighed by the softmax of what `gate` and `bias` give them; then normed (an empty
+// norm: not) and turned by the position of the first. Where they overlap, a token has two numbers,
+// of which the first is for the entry after its own.
+struct Compressor {
+  MatrixPtr kv, gate;       // [dim], or where they overlap [2 * dim]
+  std::vector<float> bias;  // [ratio, rows of kv]
+  std::vector<float> norm;  // [dim]
+  int dim = 0, ratio = 0;
+  bool overlaps = false;
+
+  int64_t width() const { return overlaps ? int64_t{2} * dim : dim; }
+  int64_t kept() const { return overlaps ? int64_t{2} * ratio : ratio; }  // tokens
+  int64_t state_floats() const { return kept() * width() * 2; }
+};
+
 // DeepSeek V3.2's: of all keys a query sees which it attends to, the best by a sum over `heads` of
-// weights(x) * max(0, q . k). One k for all heads, normed, in the KV cache.
+// weights(x) * max(0, q . k). One k for all heads, normed, in the KV cache. GLM 5.3's chooses among
+// `pools` of tokens, whose entries are made of their k, and its queries attend to all tokens of
+// these, and to those after the last whole pool.
 struct Indexer {
-  MatrixPtr q, k, weights;  // q reads what LatentAttention::q_b does
+  MatrixPtr q, k, weights;            // q reads what LatentAttention::q_b does
+  std::shared_ptr<Compressor> pools;  // without kv; null: single tokens
   std::vector<float> k_norm, k_norm_bias;
   int heads = 0, dim = 0;
   bool interleaved = false;  // see Rope
@@ -104,23 +123,12 @@ struct LatentAttention {
   float norm_eps = 1e-6f;
   int nope = 0, turned = 0, rank = 0, value_dim = 0;
   int most = 0;                      // keys that a query attends to; 0: all
+  int pool = 1;                      // of how many tokens each: `most` is that of whole pools
   std::shared_ptr<Indexer> indexer;  // null: those that the layer before did
-};
 
-// Makes entries that stand for `ratio` tokens each (DeepSeek V4): of each number a mean of the
-// tokens' own, weighed by the softmax of what `gate` and `bias` give them; then normed and turned
-// by the position of the first. Where they overlap, a token has two numbers, of which the first is
-// for the entry after its own.
-struct Compressor {
-  MatrixPtr kv, gate;       // [dim], or where they overlap [2 * dim]
-  std::vector<float> bias;  // [ratio, rows of kv]
-  std::vector<float> norm;  // [dim]
-  int dim = 0, ratio = 0;
-  bool overlaps = false;
-
-  int64_t width() const { return overlaps ? int64_t{2} * dim : dim; }
-  int64_t kept() const { return overlaps ? int64_t{2} * ratio : ratio; }  // tokens
-  int64_t state_floats() const { return kept() * width() * 2; }
+  // Positions that attend to all; later ones choose. At most so many are chosen.
+  int64_t all_below() const { return most > 0 ? int64_t{most} + pool - 1 : INT64_MAX; }
+  int64_t chosen_at(int64_t position) const { return most + (position + 1) % pool; }
 };
 
 // DeepSeek V4's attention. One key of `dim` numbers, its last ones turned by position, is the value
@@ -253,7 +261,16 @@ struct Layer {
   // Attends and has a state; both read the layer's input.
   bool mixes_twice() const { return attends() && state_space; }
   bool caches() const { return attends() && kv_from < 0; }
-  const Indexer* indexer() const { return latent ? latent->indexer.get() : nullptr; }
+  // That has a key of each token in the KV cache.
+  const Indexer* indexer() const {
+    return latent && latent->indexer && !latent->indexer->pools ? latent->indexer.get() : nullptr;
+  }
+  const Compressor* pools() const {
+    return latent && latent->indexer ? latent->indexer->pools.get() : nullptr;
+  }
+  // How many tokens its entries stand for, and their shapes; 0: there are none.
+  int entry_ratio() const;
+  std::vector<HeadShape> entries() const;
   // What a sequence takes beside the KV cache, whose numbers are of `type`.
   int64_t state_floats(KVType type) const;
 };
@@ -307,8 +324,9 @@ class Model {
   std::vector<float> embedding_norm;  // first shard: [hidden], or empty
   MatrixPtr head;                     // last shard: [vocabulary, hidden]
   std::shared_ptr<TokenInputs> token_inputs;
-  std::shared_ptr<Streams> streams;                // such a model is one shard
-  std::shared_ptr<HyperConnection> last_streams;   // last shard: what makes one state of several
+  std::shared_ptr<Streams> streams;  // such a model is one shard
+  // Last shard: what makes one state of several; null: their mean.
+  std::shared_ptr<HyperConnection> last_streams;
   std::vector<float> final_norm, final_norm_bias;  // last shard
   int norm_every = 0;                              // final_norm between so many layers, too; 0: not
 
@@ -395,7 +413,10 @@ class Model {
   void activate(float limit, float* row, const float* up, int64_t width) const;
   float query_scale(const Layer& layer, int64_t position) const;
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
-  void latent_attention(const Layer& layer, int place);
+  // `place` in the KV cache, `pools` among the entries of its indexer.
+  void latent_attention(const Layer& layer, int place, int pools, int64_t state);
+  void index_pools(const Layer& layer, int place, int64_t state);
+  void expand_pools(const LatentAttention& latent);
   // `place` among the entries of the layer's ratio.
   void compressed_attention(const Layer& layer, int place, int64_t state);
   // `kv` and `gate` of all rows to what is kept of them at `state` of each sequence, and entries
@@ -410,16 +431,19 @@ class Model {
   // One row's heads, in q_, over several sets of keys, into attended_.
   void attend_row(int64_t row, int64_t heads, const std::vector<Seen>& seen,
                   const std::vector<float>& sinks);
-  // Copies of the chosen ones of the keys that row `row` sees.
-  KVView copy_chosen(const KVView& from, int64_t row, int64_t most);
+  // Copies of `count` keys, at these places.
+  KVView copy_chosen(const KVView& from, const int32_t* chosen, int64_t count);
   // Streams into x_ as a layer's part reads them, and that part's result, in x_, to them.
   void collapse(const HyperConnection& connection);
   void expand();
+  // All of them into x_, after the last layer.
+  void join_streams();
   // An indexer's keys into place `index` of the KV cache, and what it chooses for tokens that see
-  // more keys than `most`: positions, in their order, of row i from chosen_[i * most] on.
+  // more keys than `most`: positions, in their order, of row i from chosen_[i * all_below()] on.
   void index(const Layer& layer, int index);
-  // Of each row that sees more keys than `most`, of which one stands for `every` tokens.
-  void choose_keys(const Indexer& indexer, int64_t most, int every,
+  // Of each row that sees more keys than `most`, of which one stands for `every` tokens; row i's
+  // from chosen_[i * stride] on.
+  void choose_keys(const Indexer& indexer, int64_t most, int every, int64_t stride,
                    const std::vector<KVView>& keys_of_slices);
   std::vector<int64_t> choosing_rows(int64_t most, int every) const;
   void attend_chosen(const Layer& layer, int index);

@@ -91,7 +91,60 @@ void Model::index(const Layer& layer, int index) {
   if (!chooses) return;
   std::vector<KVView> keys;
   for (uint8_t* const* pages : pages_) keys.push_back(cache_->view(pages, index, 0));
-  choose_keys(indexer, most, 1, keys);
+  choose_keys(indexer, most, 1, most, keys);
+}
+
+// GLM 5.3's: one key for `pool` tokens, of which a query sees those that are whole.
+void Model::index_pools(const Layer& layer, int place, int64_t state) {
+  const KernelTable& k = kernels();
+  const LatentAttention& latent = *layer.latent;
+  const Indexer& indexer = *latent.indexer;
+  const int64_t dim = indexer.dim, width = indexer.heads * dim, pools = latent.most / latent.pool;
+  const bool chooses = !choosing_rows(pools, latent.pool).empty();
+  grow(k_, rows_ * dim);
+  grow(v_, rows_ * dim);
+  run_linear({{indexer.k.get(), &normed_, 0, rows_, k_.data(), dim},
+              {indexer.pools->gate.get(), &normed_, 0, rows_, v_.data(), dim}},
+             spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    float* key = k_.data() + i * dim;
+    k.layer_norm(key, indexer.k_norm.data(), indexer.k_norm_bias.data(), key, dim,
+                 indexer.norm_eps);
+  });
+  Entries& entries = entries_of(latent.pool);
+  compress(*indexer.pools, {}, k_.data(), v_.data(), state, entries, place, false);
+  if (!chooses) return;
+  grow(index_q_, rows_ * width);
+  grow(index_weights_, rows_ * indexer.heads);
+  float* weights = index_weights_.data();
+  run_linear({{indexer.q.get(), &gated_, 0, rows_, index_q_.data(), width}}, spec_.precise);
+  run_linear({{indexer.weights.get(), &normed_, 0, rows_, weights, indexer.heads}}, true);
+  const float scale = 1.f / std::sqrt(static_cast<float>(width));
+  for (int64_t i = 0; i < rows_ * indexer.heads; i++) weights[i] *= scale;
+  std::vector<KVView> keys;
+  for (uint8_t* const* pages : entries.pages) {
+    keys.push_back(entries.cache->view(pages, place, 0));
+  }
+  choose_keys(indexer, pools, latent.pool, latent.all_below(), keys);
+  expand_pools(latent);
+}
+
+// What was chosen are numbers of pools; these become the positions of their tokens, and those after
+// the last whole pool follow.
+void Model::expand_pools(const LatentAttention& latent) {
+  const int64_t pool = latent.pool, pools = latent.most / pool;
+  for (const int64_t row : choosing_rows(pools, latent.pool)) {
+    int32_t* chosen = chosen_.data() + row * latent.all_below();
+    for (int64_t p = pools - 1; p >= 0; p--) {
+      const int32_t first = chosen[p] * latent.pool;
+      for (int64_t i = pool - 1; i >= 0; i--)
+        chosen[p * pool + i] = first + static_cast<int32_t>(i);
+    }
+    const int64_t position = row_[at_least(row)].position, tail = (position + 1) % pool;
+    for (int64_t i = 0; i < tail; i++) {
+      chosen[latent.most + i] = static_cast<int32_t>(position + 1 - tail + i);
+    }
+  }
 }
 
 std::vector<int64_t> Model::choosing_rows(int64_t most, int every) const {
@@ -102,7 +155,7 @@ std::vector<int64_t> Model::choosing_rows(int64_t most, int every) const {
   return found;
 }
 
-void Model::choose_keys(const Indexer& indexer, int64_t most, int every,
+void Model::choose_keys(const Indexer& indexer, int64_t most, int every, int64_t stride,
                         const std::vector<KVView>& keys_of_slices) {
   const KernelTable& k = kernels();
   const int64_t dim = indexer.dim;
@@ -111,7 +164,7 @@ void Model::choose_keys(const Indexer& indexer, int64_t most, int every,
   const auto chunks_of = [&](int64_t row) {
     return (seen_by(row) + kChunkTokens - 1) / kChunkTokens;
   };
-  chosen_.resize(at_least(rows_ * most));
+  chosen_.resize(at_least(rows_ * stride));
   struct Task {
     int64_t row, chunk;
     float* out;
@@ -153,15 +206,15 @@ void Model::choose_keys(const Indexer& indexer, int64_t most, int every,
       };
       std::nth_element(order.begin(), order.begin() + most - 1, order.end(), better);
       std::sort(order.begin(), order.begin() + most);
-      std::copy_n(order.begin(), most, chosen_.begin() + row * most);
+      std::copy_n(order.begin(), most, chosen_.begin() + row * stride);
     });
   }
 }
 
-KVView Model::copy_chosen(const KVView& from, int64_t row, int64_t most) {
+KVView Model::copy_chosen(const KVView& from, const int32_t* chosen, int64_t count) {
   const int64_t half = KVView::half_bytes(from.type, from.head_dim);
   const int64_t page_bytes = half + KVView::half_bytes(from.type, from.value_dim);
-  const int64_t pages = (most + kPageTokens - 1) / kPageTokens;
+  const int64_t pages = (count + kPageTokens - 1) / kPageTokens;
   // Zeros where there is no key: a weight of 0 hides numbers that are finite.
   chosen_pages_.resize(at_least(pages * page_bytes));
   chosen_places_.clear();
@@ -169,9 +222,8 @@ KVView Model::copy_chosen(const KVView& from, int64_t row, int64_t most) {
     chosen_places_.push_back(chosen_pages_.data() + p * page_bytes);
   }
   const KVView own{chosen_places_.data(), 0, half, from.type, from.head_dim, from.value_dim};
-  const int32_t* chosen = chosen_.data() + row * most;
   thread_pool().run(pages, [&](int64_t p) {
-    const int64_t end = std::min<int64_t>(most, (p + 1) * kPageTokens);
+    const int64_t end = std::min<int64_t>(count, (p + 1) * kPageTokens);
     for (int64_t i = p * kPageTokens; i < end; i++) {
       copy_token(from, from.pages[chosen[i] / kPageTokens], chosen[i] % kPageTokens, own,
                  chosen_places_[at_least(p)], i % kPageTokens);
@@ -181,11 +233,14 @@ KVView Model::copy_chosen(const KVView& from, int64_t row, int64_t most) {
 }
 
 void Model::attend_chosen(const Layer& layer, int index) {
-  const int64_t most = layer.latent->most;
-  for (const int64_t row : choosing_rows(most, 1)) {
-    const KVView from = cache_->view(pages_[row_[at_least(row)].slice], index, 0);
-    const AttentionRule rule{spec_.attention_soft_cap, 0, false};
-    attend_row(row, spec_.heads, {{copy_chosen(from, row, most), rule, most - 1}}, layer.sinks);
+  const LatentAttention& latent = *layer.latent;
+  const AttentionRule rule{spec_.attention_soft_cap, 0, false};
+  for (const int64_t row : choosing_rows(latent.most / latent.pool, latent.pool)) {
+    const Row& at = row_[at_least(row)];
+    const int64_t count = latent.chosen_at(at.position);
+    const KVView from = cache_->view(pages_[at.slice], index, 0);
+    const KVView chosen = copy_chosen(from, chosen_.data() + row * latent.all_below(), count);
+    attend_row(row, spec_.heads, {{chosen, rule, count - 1}}, layer.sinks);
   }
 }
 

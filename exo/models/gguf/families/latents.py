@@ -20,7 +20,7 @@ LATENT_TENSORS = {
 }
 
 
-_INDEXED = {
+INDEXED = {
     **LATENT_TENSORS,
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
@@ -61,13 +61,13 @@ def _indexed(metadata: Metadata, config: Config) -> Config:
     check_sigmoid(metadata)
     return {
         **latents(metadata, config),
-        **_indexer(metadata),
+        **indexer(metadata),
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
     }
 
 
-def _indexer(metadata: Metadata) -> Config:
+def indexer(metadata: Metadata) -> Config:
     return {
         "index_n_heads": metadata("attention.indexer.head_count"),
         "index_head_dim": metadata("attention.indexer.key_length"),
@@ -90,11 +90,11 @@ def _glm_dsa(metadata: Metadata, config: Config) -> Config:
     return {
         **found,
         "rope_parameters": {**rope, "rope_theta": config["rope_theta"]},
-        **_indexing_layers(own),
+        **indexing_layers(own),
     }
 
 
-def _indexing_layers(own: list[int]) -> Config:
+def indexing_layers(own: list[int]) -> Config:
     """Of each layer whether it has an indexer, or attends to what the one before it chose."""
     return {"indexer_types": ["full" if one else "shared" for one in own]} if own else {}
 
@@ -113,7 +113,7 @@ def _hy4(metadata: Metadata, config: Config) -> Config:
     if not metadata("attention.indexer.top_k", 0):
         return found
     own = metadata.of_layers("attention.indexer.types")
-    return {**found, **_indexer(metadata), **_indexing_layers(own)}
+    return {**found, **indexer(metadata), **indexing_layers(own)}
 
 
 def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
@@ -148,12 +148,12 @@ DEEPSEEK_V2 = GGUFFamily("deepseek_v2", tensors=LATENT_TENSORS, config=_deepseek
 
 LATENTS: Mapping[str, GGUFFamily] = {
     "deepseek2": GGUFFamily("glm4_moe_lite", tensors=LATENT_TENSORS, config=latents),
-    "deepseek32": GGUFFamily("deepseek_v32", tensors=_INDEXED, config=_indexed),
-    "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=_INDEXED, config=_glm_dsa),
+    "deepseek32": GGUFFamily("deepseek_v32", tensors=INDEXED, config=_indexed),
+    "glm-dsa": GGUFFamily("glm_moe_dsa", tensors=INDEXED, config=_glm_dsa),
     "hy_v4": GGUFFamily(
         "hy_v4",
         tensors={
-            **_INDEXED,
+            **INDEXED,
             **HYPER,
             "attn_gate": "self_attn.g_proj",
             "attn_sinks": "self_attn.sinks",

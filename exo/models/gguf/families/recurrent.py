@@ -8,6 +8,7 @@ from dataclasses import replace
 from exo.errors import ModelUnsupported
 from exo.models.gguf.families.dense import granite
 from exo.models.gguf.families.family import (
+    HYPER,
     Config,
     GGUFFamily,
     Metadata,
@@ -16,7 +17,13 @@ from exo.models.gguf.families.family import (
     shared,
     turned_share,
 )
-from exo.models.gguf.families.latents import LATENT_TENSORS, latents
+from exo.models.gguf.families.latents import (
+    INDEXED,
+    LATENT_TENSORS,
+    indexer,
+    indexing_layers,
+    latents,
+)
 from exo.models.gguf.families.mixtures import (
     check_sigmoid,
     deepseek_routing,
@@ -147,6 +154,35 @@ def _kimi_linear(metadata: Metadata, config: Config) -> Config:
         "num_shared_experts": found["n_shared_experts"] or 0,
         "num_expert_group": found["n_group"],
         "moe_renormalize": True,
+    }
+
+
+_GLM5_NEXT = {
+    **INDEXED,
+    **_KIMI_LINEAR,
+    **HYPER,
+    "indexer_compressor_gate": "self_attn.indexer.index_kpool_compress_gate",
+    "indexer_compressor_ape": "self_attn.indexer.index_kpool_compress_ape",
+}
+
+
+def _glm5_next(metadata: Metadata, config: Config) -> Config:
+    """GLM 5.3. Of pools that are not whole its queries see the tokens."""
+    if not metadata("attention.indexer.kpool_select_tail", True):
+        raise ModelUnsupported("a GLM 5.3 that leaves out tokens after the last whole pool")
+    found = _kimi_linear(metadata, config)
+    own = metadata.of_layers("attention.indexer.types")
+    bound = metadata("kda.gate_lower_bound", None)
+    return {
+        **found,
+        **indexer(metadata),
+        **indexing_layers(own),
+        "index_kpool": metadata("attention.indexer.kpool"),
+        "linear_attn_config": {**found["linear_attn_config"], "gate_lower_bound": bound},
+        "swiglu_limit": (metadata.numbers("swiglu_clamp_exp") or [0.0])[0],
+        "hc_mult": metadata("hyper_connection.count"),
+        "hc_sinkhorn_iters": metadata("hyper_connection.sinkhorn_iterations"),
+        "hc_eps": metadata("hyper_connection.epsilon"),
     }
 
 
@@ -376,6 +412,9 @@ RECURRENT: Mapping[str, GGUFFamily] = {
     ),
     "kimi-linear": GGUFFamily(
         "kimi_linear", tensors=_KIMI_LINEAR, config=_kimi_linear, qkv_rows=_kimi_rows
+    ),
+    "glm5-next": GGUFFamily(
+        "glm5_next", tensors=_GLM5_NEXT, config=_glm5_next, qkv_rows=_kimi_rows
     ),
     "falcon-h1": GGUFFamily("falcon_h1", tensors=_FALCON_H1, config=_falcon_h1),
     "lfm2": GGUFFamily("lfm2", tensors=_LFM2 | _LFM2_MLP, config=_lfm2),
