@@ -242,6 +242,7 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
         "Laguna Q4_0": "laguna",
         "Qwen3-Next Q4_0": "qwen3_next",
         "Kimi Linear Q4_0": "kimi_linear",
+        "DeepSeek V4 MXFP4": "deepseek_v4",
     }
     for label, family in kinds.items():
         if not label.startswith(only):

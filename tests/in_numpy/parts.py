@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf_files import TOKENIZER
+from gguf_files import TOKENIZER, Quantize, plain, quantized
 
 Numbers = npt.NDArray[Any]
 Weights = dict[str, Numbers]
@@ -50,7 +50,13 @@ class Random:
         }
 
 
-def write_gguf(file: Path, architecture: str, metadata: dict[str, Any], weights: Weights) -> None:
+def write_gguf(
+    file: Path,
+    architecture: str,
+    metadata: dict[str, Any],
+    weights: Weights,
+    quantize: Quantize = plain,
+) -> None:
     """`metadata` by key below the architecture; None leaves a key out."""
     writer = gguf.GGUFWriter(file, architecture)
     own = {f"{architecture}.{key}": value for key, value in metadata.items()}
@@ -66,7 +72,11 @@ def write_gguf(file: Path, architecture: str, metadata: dict[str, Any], weights:
         elif value is not None:
             writer.add_uint32(key, value)
     for name, numbers in weights.items():
-        writer.add_tensor(name, numbers)
+        if numbers.dtype == np.int32:
+            writer.add_tensor(name, numbers)
+            continue
+        kind = gguf.GGMLQuantizationType[quantize(name, numbers)]
+        writer.add_tensor(name, quantized(numbers, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -135,7 +135,7 @@ def test_what_it_does_not_compute_is_refused(
 
 def test_experts_that_are_not_there_are_refused(weights: Weights, tmp_path: Path) -> None:
     name = "blk.1.ffn_gate_tid2eid.weight"
-    changed = weights | {name: weights[name] + deepseek_v4.EXPERTS}
+    changed = weights | {name: weights[name] + deepseek_v4.TINY.experts}
     engine, shard = CPUEngine(2), Shard("m", 0, zoo.LAYERS, zoo.LAYERS)
     with pytest.raises(ModelUnsupported, match="tells not 2 of 8 experts"):
         engine.load_shard(shard, made(changed, tmp_path), lambda done, total: None)
