@@ -176,7 +176,10 @@ class Packer:
         return native.pack_dense(data, native.DType.F32, *rows.shape)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
-        values = self.checkpoint.tensor(name).floats()
+        """A tensor's numbers, whatever it is stored as: some files have all of two axes packed."""
+        tensor = self.checkpoint.tensor(name)
+        is_packed = tensor.dtype in GGML
+        values = _numbers(_pack(None, {"weight": tensor})) if is_packed else tensor.floats()
         self._on_bytes(self.checkpoint.nbytes(name))
         return values
 

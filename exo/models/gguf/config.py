@@ -40,8 +40,8 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": family.model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": value("block_count") - value("nextn_predict_layers", 0),
-        "num_nextn_predict_layers": value("nextn_predict_layers", 0),
+        "num_hidden_layers": value.layers,
+        "num_nextn_predict_layers": value.guessing_layers,
         "intermediate_size": max(value.of_layers("feed_forward_length"), default=0),
         "num_attention_heads": heads,
         "num_key_value_heads": max(kv_heads) if kv_heads else heads,

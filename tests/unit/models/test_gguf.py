@@ -232,7 +232,9 @@ def test_a_layer_that_guesses_further_tokens_is_left_out(tmp_path: Path) -> None
     source, folder = tmp_path / "source", tmp_path / "folder"
     config = zoo.tiny_config("glm4_moe") | {"num_hidden_layers": zoo.LAYERS + 1}
     zoo.write_checkpoint("glm4_moe", source, config)
-    write_gguf(source, tmp_path / "m.gguf", **{"glm4moe.nextn_predict_layers": 1})
+    own = {f"blk.{zoo.LAYERS}.nextn.eh_proj.weight": np.zeros((8, 16), np.float32)}
+    said = {"glm4moe.nextn_predict_layers": 1}
+    write_gguf(source, tmp_path / "m.gguf", beside=own, **said)
     write_folder([tmp_path / "m.gguf"], folder)
     [through_mlx, *_] = asyncio.run(zoo.split_logits(folder, [2], zoo.LAYERS))
     assert zoo.worst_error([cpu_logits(folder, [])[-1]], [through_mlx[0]]) < 1e-4

@@ -50,7 +50,7 @@ def _deepseek4(metadata: Metadata, config: Config) -> Config:
         raise ModelUnsupported(
             f"entries of {sorted(set(ratios))} tokens; DeepSeek V4 has 4 and 128"
         )
-    if (weighed := metadata("expert_gating_func")) != _ROOT_SOFTPLUS:
+    if (weighed := metadata("expert_gating_func", _ROOT_SOFTPLUS)) != _ROOT_SOFTPLUS:
         raise ModelUnsupported(f"a DeepSeek V4 whose experts are weighed in way {weighed}")
     return {
         **deepseek_routing(metadata, config),

@@ -51,8 +51,21 @@ class Metadata:
         found = [int(count) for count in np.atleast_1d(self._gguf.metadata.get(whole, []))]
         if len(set(found) - {0}) > 1 and key not in self._varied:
             raise ModelUnsupported(f"{whole} differs from layer to layer")
-        layers = self("block_count") - self("nextn_predict_layers", 0)
+        layers = self.layers
         return (found * layers if len(found) == 1 else found)[:layers]
+
+    @property
+    def guessing_layers(self) -> int:
+        """How many of `block_count` layers guess further tokens. Some files say so of the model and
+        hold no such layers, nor count them: antirez's DeepSeek V4."""
+        said = int(self("nextn_predict_layers", 0))
+        first = f"blk.{self('block_count') - said}."
+        return 0 if self.has_tensor(first) and not self.has_tensor(f"{first}nextn.") else said
+
+    @property
+    def layers(self) -> int:
+        """Without those that guess."""
+        return int(self("block_count")) - self.guessing_layers
 
     def numbers(self, key: str) -> list[float]:
         """A number for each layer; empty where the file does not say."""
