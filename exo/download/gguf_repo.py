@@ -14,20 +14,28 @@ _QUANTIZATION = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
-_NO_MODEL = re.compile(r"mmproj|^imatrix|[-_.]imatrix\.gguf$", re.IGNORECASE)
-"""Names of files that go with a model: its eyes, what it was quantized by."""
+_NO_MODEL = re.compile(
+    r"mmproj|^imatrix|[-_.]imatrix\.gguf$|^mtp-|[-_.](dspark|eagle3?|dflash)[-_.]", re.IGNORECASE
+)
+"""Names of files that go with a model: its eyes, what it was quantized by, what guesses its tokens
+(`mtp-` as llama.cpp's converter names it)."""
 
 
 def quantizations(names: Iterable[str]) -> dict[str, list[str]]:
     """The files of each quantization, by its name as in Q4_K_M; in parts, all of them in order.
-    Where a name tells none, it stands for it itself."""
-    found: dict[str, list[str]] = defaultdict(list)
+    Where a name tells none, or several models of a repo have the same, it stands for it itself."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
         file = PurePosixPath(name).name
         if file.endswith(".gguf") and not _NO_MODEL.search(file):
-            said = _QUANTIZATION.search(file)
-            found[said[1].upper() if said else _PART.sub("", file)].append(name)
-    return dict(found)
+            said, model = _QUANTIZATION.search(file), _PART.sub("", name)
+            known = said[1].upper() if said else _PART.sub("", file)
+            found[known][model].append(name)
+    return {
+        known if len(models) == 1 else model: files
+        for known, models in found.items()
+        for model, files in models.items()
+    }
 
 
 def chosen_gguf(repo: str, sizes: Mapping[str, int], wanted: str) -> list[str]:

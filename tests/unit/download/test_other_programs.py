@@ -134,6 +134,21 @@ def test_what_nothing_ran_yet_is_described(
         assert said.err == ""
 
 
+def test_models_of_one_quantization_are_told_apart() -> None:
+    """Files that guess a model's tokens lie beside it, under its quantization's name; a repo may
+    hold several models."""
+    parts = [f"Q8_0/DeepSeek-V4-Flash-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+    beside = ["mtp-DeepSeek-V4-Flash-Q8_0.gguf", "DeepSeek-V4-Flash-DSpark-Q8_0.gguf"]
+    assert quantizations([*parts, *beside, "M-eagle3-Q4_0.gguf"]) == {"Q8_0": parts}
+    several = ["tiny-Q4_0.gguf", "small-Q4_0.gguf", "old/small-Q4_0.gguf", "small-Q8_0.gguf"]
+    assert quantizations(several) == {
+        "tiny-Q4_0": ["tiny-Q4_0.gguf"],
+        "small-Q4_0": ["small-Q4_0.gguf"],
+        "old/small-Q4_0": ["old/small-Q4_0.gguf"],
+        "Q8_0": ["small-Q8_0.gguf"],
+    }
+
+
 def test_names_tell_quantizations() -> None:
     assert quantizations(
         [
