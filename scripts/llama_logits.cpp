@@ -1,12 +1,13 @@
 // Logits of llama.cpp's own run of a model, in float32, for scripts/compare_logits.
-// usage: llama_logits MODEL OUT TOKEN...
+// usage: llama_logits MODEL OUT plain|flash TOKEN...
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "llama.h"
 
 int main(int count, char** words) {
-  if (count < 4) return fputs("usage: llama_logits MODEL OUT TOKEN...\n", stderr), 2;
+  if (count < 5) return fputs("usage: llama_logits MODEL OUT plain|flash TOKEN...\n", stderr), 2;
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         if (level == GGML_LOG_LEVEL_ERROR) fputs(text, stderr);
@@ -19,14 +20,15 @@ int main(int count, char** words) {
   llama_context_params given = llama_context_default_params();
   given.n_ctx = given.n_batch = given.n_ubatch = 512;
   given.type_k = given.type_v = GGML_TYPE_F32;
-  given.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  given.flash_attn_type = strcmp(words[3], "flash") == 0 ? LLAMA_FLASH_ATTN_TYPE_ENABLED
+                                                         : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   llama_context* context = llama_init_from_model(model, given);
   if (context == nullptr) return 1;
-  const int tokens = count - 3;
+  const int tokens = count - 4;
   llama_batch batch = llama_batch_init(tokens, 0, 1);
   batch.n_tokens = tokens;
   for (int i = 0; i < tokens; i++) {
-    batch.token[i] = atoi(words[3 + i]);
+    batch.token[i] = atoi(words[4 + i]);
     batch.pos[i] = i;
     batch.n_seq_id[i] = 1;
     batch.seq_id[i][0] = 0;

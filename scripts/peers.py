@@ -228,6 +228,10 @@ def formats(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
     return {**found, "gemma3-270m Q4_K_M": gemma}
 
 
+CHOOSING = ("DeepSeek V4 MXFP4", "MiniMax M3 Q4_0")
+"""Families that attend to chosen keys where there are many."""
+
+
 def families(folder: Path, only: str = "") -> dict[str, Path]:
     """Small random models of families that are not llamas, by what they are; `only` those of such
     a name."""
@@ -243,6 +247,7 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
         "Qwen3-Next Q4_0": "qwen3_next",
         "Kimi Linear Q4_0": "kimi_linear",
         "DeepSeek V4 MXFP4": "deepseek_v4",
+        "MiniMax M3 Q4_0": "minimax_m3_vl",
     }
     for label, family in kinds.items():
         if not label.startswith(only):

@@ -77,6 +77,7 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "glm4_moe": "glm4moe",
     "minimax": "minimax-m2",
+    "minimax_m3_vl": "minimax-m3",
     "llama4": "llama4",
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
@@ -106,6 +107,7 @@ _NAMED_LIKE = {
     "nanbeige": "llama",
     "granite_swa": "granite",
     "hy_v3": "dots1",
+    "minimax-m3": "dots1",
 }
 """Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
 
@@ -194,10 +196,13 @@ def _own_name(name: str, names: Any) -> str:
     if name.endswith(("self_attn.gate_proj.weight", "self_attn.g_proj.weight")):
         return f"blk.{name.split('.')[2]}.attn_gate.{kind}"
     if shared := re.fullmatch(
-        r"model\.layers\.(\d+)\.(?:mlp|feed_forward)\.share(?:d_experts?|d_mlp|_expert)\.(\w+)_proj",
+        r"model\.layers\.(\d+)\.(?:mlp|feed_forward|block_sparse_moe)"
+        r"\.share(?:d_experts?|d_mlp|_expert)\.(\w+)_proj",
         module,
     ):
         return f"blk.{shared[1]}.ffn_{shared[2]}_shexp.{kind}"
+    if index := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.index_(\w+)", module):
+        return f"blk.{index[1]}.indexer.{index[2]}.{kind}"
     if name.endswith("shared_expert_gate.weight"):
         return f"blk.{name.split('.')[2]}.ffn_gate_inp_shexp.{kind}"
     if switched := re.fullmatch(r"backbone\.layers\.(\d+)\.mixer\.switch_mlp\.fc([12])", module):
@@ -709,6 +714,25 @@ def _ling(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _minimax_m3(config: dict[str, Any]) -> dict[str, Any]:
+    """See MiniMaxM3Model of llama.cpp's conversion/minimax.py."""
+    return {
+        "rope.dimension_count": config["rotary_dim"],
+        "feed_forward_length": config["dense_intermediate_size"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": True,
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk_blocks"],
+        "attention.indexer.block_size": config["index_block_size"],
+        "attention.indexer.local_blocks": 1,
+        "leading_dense_block_count": config["moe_layer_freq"].index(1),
+    }
+
+
 def _cohere2_moe(config: dict[str, Any]) -> dict[str, Any]:
     """See Cohere2MoeModel of llama.cpp's conversion/command_r.py."""
     layers = range(config["num_hidden_layers"])
@@ -807,6 +831,7 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "rope.freq_base": config["rope_theta"],
     },
     "llama4": _llama4,
+    "minimax_m3_vl": _minimax_m3,
     "minimax": lambda config: {
         "rope.dimension_count": config["rotary_dim"],
         "expert_feed_forward_length": config["intermediate_size"],
@@ -963,7 +988,7 @@ def write_gguf(
         numbers = _as_converted(name, numbers, config)
         if architecture in _PERMUTED and re.search(r"\.attn_[qk]\.", own):
             numbers = _permuted(numbers, len(numbers) // head_dim)
-        if config["model_type"] == "nemotron" and own.endswith("norm.weight"):
+        if config["model_type"] in ("nemotron", "minimax_m3_vl") and own.endswith("norm.weight"):
             numbers = numbers + 1
         if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:
             numbers = numbers + 1

@@ -471,6 +471,15 @@ _TEXT_SPECIAL: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
     },
     "qwen3_vl_moe": {"tie_word_embeddings": False},
+    "minimax_m3_vl": {
+        "dense_intermediate_size": 96,
+        "shared_intermediate_size": 128,
+        "moe_layer_freq": [0] + [1] * (LAYERS - 1),
+        "sparse_attention_freq": [0] + [1] * (LAYERS - 1),
+        "index_n_heads": 2,
+        "index_block_size": 64,
+        "index_topk_blocks": 2,
+    },
     "muse_spark": {
         "layer_types": _SLIDING,
         "layer_rope_theta": [10000.0, 0.0] * (LAYERS // 2),

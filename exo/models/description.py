@@ -177,7 +177,9 @@ def _kv_bytes_of_a_run(text: dict[str, Any]) -> int:
     head_dim = text.get("head_dim") or (hidden // heads if isinstance(heads, int) else 0)
     if not (isinstance(kv_heads, int) and isinstance(head_dim, int)):
         return 2 * 2 * int(hidden)
-    return 2 * 2 * kv_heads * head_dim
+    sparse = text.get("sparse_attention_config") or {}
+    indexed = sparse.get("sparse_index_dim") or text.get("index_head_dim") or 0
+    return 2 * (2 * kv_heads * head_dim + int(indexed))
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:

@@ -170,6 +170,16 @@ class Indexer:
     turns_last: bool
     norm_eps: float
 
+class BlockIndexer:
+    q: Matrix
+    k: Matrix
+    q_norm: list[float]
+    k_norm: list[float]
+    dim: int
+    size: int
+    most: int
+    local: int
+
 class Compressor:
     kv: Matrix
     gate: Matrix
@@ -305,6 +315,7 @@ class Layer:
     expert_limit: float
     limit: float
     scale: float
+    blocks: BlockIndexer
     latent: LatentAttention
     compressed: CompressedAttention
     attention_streams: HyperConnection

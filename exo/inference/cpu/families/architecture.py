@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exo.errors import ModelUnsupported
+from exo.inference.cpu.families.blocks import Blocks
 from exo.inference.cpu.families.family import Experts, Factor, Family, Growth, Mixer
 from exo.inference.cpu.families.positions import Config, head_dim
 from exo.inference.cpu.families.rope import RopeTable
@@ -146,6 +147,7 @@ class Architecture:
     state_space: StateSpace | None = None
     latent: Latent | None = None
     compressed: Compressed | None = None
+    blocks: Blocks | None = None
     hyper: Hyper | None = None
     alt_up: AltUp | None = None
     loops: int = 1
@@ -296,6 +298,7 @@ def _read(config: Config, family: Family) -> Architecture:
         state_space=_state_space(config) if any("state_space" in m for m in mixers) else None,
         latent=latent,
         compressed=compressed,
+        blocks=family.blocks(config),
         hyper=_hyper(config) if family.hyper else None,
         alt_up=_alt_up(config) if family.alt_up else None,
         loops=family.loops(config),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from exo.inference.cpu.families.blocks import Blocks, no_blocks
 from exo.inference.cpu.families.positions import Config, full_attention, llama_rope
 from exo.inference.cpu.families.rope import RopeTable
 
@@ -176,8 +177,9 @@ class Family:
     `alt_up`: a hidden state of several streams; `sparsity`: so many deviations above their mean the
     gates' values must lie to go on; `limits`: how large what activations give may be, in experts
     and elsewhere, 0 where there is none, with `limits_inputs` of what they read. `compressed`: the
-    native CompressedAttention; `hyper`: several hidden states of a token. `loops`: how often all
-    layers run, the last norm between them, unless the config has `skip_loop_final_norm`."""
+    native CompressedAttention; `blocks`: attention to chosen blocks of keys; `hyper`: several
+    hidden states of a token. `loops`: how often all layers run, the last norm between them, unless
+    the config has `skip_loop_final_norm`."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -200,6 +202,7 @@ class Family:
     latent: bool = False
     latent_eps: float = 1e-6
     compressed: bool = False
+    blocks: Callable[[Config], Blocks | None] = no_blocks
     hyper: bool = False
     explicit_head_dim: bool = True
     rope: Callable[[Config, int], RopeTable | None] = llama_rope

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from exo.errors import ModelUnsupported
+from exo.inference.cpu.families.blocks import minimax_blocks
 from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Family, every_layer
 from exo.inference.cpu.families.positions import (
@@ -231,6 +232,30 @@ def _is_sparse(config: Config, layer: int) -> bool:
     return bool(config["mlp_layer_types"][layer] != "dense")
 
 
+def _minimax_m3_config(config: Config) -> Config:
+    """With the defaults of mlx-lm's class, in the words of both kinds of configurations there are.
+
+    Raises:
+        ModelUnsupported: what the models there are do not have.
+    """
+    activation = float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
+    if activation != (1.702, 7.0):
+        raise ModelUnsupported(f"an activation of alpha and limit {activation}, not (1.702, 7.0)")
+    if not config.get("use_gemma_norm", True):
+        raise ModelUnsupported("a MiniMax M3 whose norms do not add one")
+    layers = int(config["num_hidden_layers"])
+    often = config.get("moe_layer_freq") or [1] * layers
+    rope = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+    return {
+        **config,
+        "rope_theta": rope.get("rope_theta", config.get("rope_theta", 5000000.0)),
+        "rotary_dim": config.get("rotary_dim") or int(config["head_dim"] * share),
+        "mlp_layer_types": config.get("mlp_layer_types")
+        or ["sparse" if one else "dense" for one in often],
+    }
+
+
 _QWEN3_MOE = Family(rope=plain_rope, head_norms=True, experts=_QWEN3_EXPERTS)
 
 
@@ -408,6 +433,25 @@ MIXTURES: Mapping[str, Family] = {
             count="num_local_experts",
             bias="e_score_correction_bias",
         ),
+        renames=_MIXTRAL_NAMES,
+    ),
+    "minimax_m3_vl": Family(
+        tied=False,
+        activation="CLAMPED_SWIGLU",
+        norm_offset=1.0,
+        head_norms=True,
+        rope=minimax_rope,
+        blocks=minimax_blocks,
+        experts=replace(
+            GLM4_EXPERTS,
+            layers=_is_sparse,
+            normalizes=lambda config: True,
+            count="num_local_experts",
+            bias="e_score_correction_bias",
+            scale=lambda config: float(config.get("routed_scaling_factor", 2.0)),
+            groups=lambda config: (1, 1, 1),
+        ),
+        config=_minimax_m3_config,
         renames=_MIXTRAL_NAMES,
     ),
     "ernie4_5_moe": Family(

@@ -9,6 +9,7 @@ import numpy as np
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
+from exo.inference.cpu.layers import blocks
 from exo.inference.cpu.packing import Packer, as_list, norm
 
 
@@ -22,6 +23,8 @@ def tensors(
             yield f"{prefix}.k_norm.weight"
     if index in arch.sink_layers:
         yield f"{prefix}.sinks"
+    if arch.blocks and index in arch.blocks.layers:
+        yield from blocks.tensors(checkpoint, prefix)
     for name in _projections(arch, index):
         yield from checkpoint.parts(f"{prefix}.{name}")
 
@@ -74,4 +77,6 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
     if family.output_gate in ("sigmoid", "softplus"):
         layer.output_gate = packer.matrix(f"{prefix}.gate_proj")
         layer.softplus_gate = family.output_gate == "softplus"
+    if arch.blocks and index in arch.blocks.layers:
+        layer.blocks = blocks.build(family, arch.blocks, packer, prefix)
     layer.o = packer.matrix(f"{prefix}.o_proj")

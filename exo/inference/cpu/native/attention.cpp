@@ -21,8 +21,10 @@ void Model::attention(const Layer& layer, int index) {
   const int64_t hd = head_dim, vd = shape_of(layer).value_dim, q_width = heads * hd;
   const int64_t k_width = kv_heads * hd, v_width = kv_heads * vd;
   const Matrix* laurel = layer.alt_up ? layer.alt_up->left.get() : nullptr;
+  const BlockIndexer* blocks = layer.blocks.get();
   norm_for_mixer(layer,
-                 {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get(), laurel});
+                 {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get(), laurel,
+                  blocks ? blocks->q.get() : nullptr, blocks ? blocks->k.get() : nullptr});
   grow(q_, rows_ * q_width);
   grow(k_, rows_ * k_width);
   grow(v_, rows_ * v_width);
@@ -81,7 +83,9 @@ void Model::attention(const Layer& layer, int index) {
     }
   });
   attended_.resize(rows_, heads * vd, groups_of({layer.o.get()}));
-  attend(layer, index);
+  if (blocks != nullptr) index_blocks(layer, index + 1);
+  attend(layer, index, blocks ? blocks->all_below() : INT64_MAX);
+  if (blocks != nullptr) attend_blocks(layer, index);
   each_row(rows_, [&](int64_t i) {
     if (layer.output_gate) {
       gate_output(layer, z_.data() + i * layer.output_gate->rows, heads * vd, i);

@@ -114,7 +114,7 @@ void Model::compressed_attention(const Layer& layer, int place, int64_t state) {
       const KVView kept = some ? copy_chosen(all, chosen_.data() + i * own.most, own.most) : all;
       seen.push_back({kept, {0.f, 0, false}, (some ? own.most : complete) - 1});
     }
-    attend_row(i, heads, seen, layer.sinks);
+    attend_rows(heads, {{i, 0, heads, seen}}, layer.sinks);
   }
   keep_windows(layer, state);
 

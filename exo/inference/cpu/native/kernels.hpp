@@ -230,6 +230,9 @@ struct KernelTable {
   // `keys` keys of a chunk; out has room for keys up to the next multiple of 16.
   void (*score_chunk)(const KVView& kv, int64_t chunk, const float* const* queries,
                       const float* weights, int count, int keys, float* out);
+  // out[i * apart + j] = queries[i] . key j, for the same keys and with as much room each.
+  void (*multiply_chunk)(const KVView& kv, int64_t chunk, const float* const* queries, int count,
+                         int keys, float* out, int64_t apart);
 
   // out[c] = sum over taps of weights[tap][c] * x[tap * stride + c] (+ bias[c]), c < channels, a
   // null bias being none; through SiLU where `silu`.

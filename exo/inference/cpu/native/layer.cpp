@@ -2,6 +2,11 @@
 
 namespace exo {
 
+int Layer::index_dim() const {
+  if (blocks) return blocks->dim;
+  return latent && latent->indexer && !latent->indexer->pools ? latent->indexer->dim : 0;
+}
+
 int Layer::entry_ratio() const {
   return compressed ? compressed->ratio() : pools() != nullptr ? pools()->ratio : 0;
 }

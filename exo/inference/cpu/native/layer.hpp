@@ -112,6 +112,18 @@ struct Indexer {
   float norm_eps = 1e-6f;
 };
 
+// MiniMax M3's: of all keys a query sees, for each KV head by itself, those in the `most` best
+// blocks of `size` tokens, a whole number of pages: best by the largest q . k in them, and before
+// all others the `local` newest, at least its own. One k for all heads, normed, in the KV cache.
+struct BlockIndexer {
+  MatrixPtr q, k;  // rows of q: [KV heads, dim]
+  std::vector<float> q_norm, k_norm;
+  int dim = 0, size = 0, most = 0, local = 1;
+
+  // Positions that attend to all; later ones choose.
+  int64_t all_below() const { return int64_t{most} * size; }
+};
+
 // Attention over latents (DeepSeek V2, arXiv:2405.04434, 2.1): the cache holds, for all heads
 // together, what is turned by position and a latent [rank]; of each head `embed` [rank, nope] takes
 // a query there and `unembed` [value_dim, rank] what was attended back.
@@ -244,7 +256,8 @@ struct Layer {
   // Of what a SiLU gives in experts, and in any other MLP; what it is multiplied by keeps within
   // both ways. 0: no limit.
   float expert_limit = 0.f, limit = 0.f;
-  float scale = 1.f;  // of x after all else
+  float scale = 1.f;                     // of x after all else
+  std::shared_ptr<BlockIndexer> blocks;  // null: attends to all keys it sees
   std::shared_ptr<LatentAttention> latent;
   std::shared_ptr<CompressedAttention> compressed;
   std::shared_ptr<HyperConnection> attention_streams, mlp_streams;
@@ -260,10 +273,8 @@ struct Layer {
   // Attends and has a state; both read the layer's input.
   bool mixes_twice() const { return attends() && state_space; }
   bool caches() const { return attends() && kv_from < 0; }
-  // That has a key of each token in the KV cache.
-  const Indexer* indexer() const {
-    return latent && latent->indexer && !latent->indexer->pools ? latent->indexer.get() : nullptr;
-  }
+  // Numbers of the key that an indexer has of each token in the KV cache; 0: there is none.
+  int index_dim() const;
   const Compressor* pools() const {
     return latent && latent->indexer ? latent->indexer->pools.get() : nullptr;
   }

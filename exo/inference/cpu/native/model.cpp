@@ -35,7 +35,7 @@ CacheShape Model::cache_shape() const {
   std::vector<HeadShape> shapes;
   for (const Layer& layer : layers) {
     if (layer.caches()) shapes.push_back(shape_of(layer));
-    if (const Indexer* indexer = layer.indexer()) shapes.push_back({1, indexer->dim, 0});
+    if (const int dim = layer.index_dim()) shapes.push_back({1, dim, 0});
   }
   // Pages are what a cache is counted in, also where no layer has keys of each token in it.
   if (shapes.empty() && !ratios().empty()) shapes.push_back({1, kKeyBlock, 0});
@@ -201,7 +201,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
   for (const Layer& layer : layers) {
     const size_t index = cached.size();
     cached.push_back(layer.kv_from >= 0 ? cached[at_least(layer.kv_from)] : caching);
-    caching += (layer.caches() ? 1 : 0) + (layer.indexer() != nullptr ? 1 : 0);
+    caching += (layer.caches() ? 1 : 0) + (layer.index_dim() > 0 ? 1 : 0);
     if (layer.alt_up) predict_streams(*layer.alt_up);
     if (layer.parallel || layer.mixes_twice())
       before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);

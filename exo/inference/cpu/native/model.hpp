@@ -112,6 +112,11 @@ class Model {
     AttentionRule rule;
     int64_t position;
   };
+  // So many heads of a row, from `head` on, and the sets of keys that they see.
+  struct SeeingHeads {
+    int64_t row, head, heads;
+    std::vector<Seen> seen;
+  };
 
   KVType kv_type() const;
   CacheShape cache_shape() const;
@@ -165,9 +170,9 @@ class Model {
   std::vector<std::vector<uint8_t*>> window_pages(const Layer& layer, int64_t state);
   void keep_windows(const Layer& layer, int64_t state);
   Entries& entries_of(int ratio);
-  // One row's heads, in q_, over several sets of keys, into attended_.
-  void attend_row(int64_t row, int64_t heads, const std::vector<Seen>& seen,
-                  const std::vector<float>& sinks);
+  // From q_, where a row has `heads`, into attended_.
+  void attend_rows(int64_t heads, const std::vector<SeeingHeads>& each,
+                   const std::vector<float>& sinks);
   // Copies of `count` keys, at these places.
   KVView copy_chosen(const KVView& from, const int32_t* chosen, int64_t count);
   // Streams into x_ as a layer's part reads them, and that part's result, in x_, to them.
@@ -184,6 +189,9 @@ class Model {
                    const std::vector<KVView>& keys_of_slices);
   std::vector<int64_t> choosing_rows(int64_t most, int every) const;
   void attend_chosen(const Layer& layer, int index);
+  // The same where blocks are chosen, whose keys are at `index`.
+  void index_blocks(const Layer& layer, int index);
+  void attend_blocks(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
   // out = up (down normed_)
   void through_both(const Matrix& down, const Matrix& up, bool precise, float* out);

@@ -240,56 +240,72 @@ void Model::attend_chosen(const Layer& layer, int index) {
     const int64_t count = latent.chosen_at(at.position);
     const KVView from = cache_->view(pages_[at.slice], index, 0);
     const KVView chosen = copy_chosen(from, chosen_.data() + row * latent.all_below(), count);
-    attend_row(row, spec_.heads, {{chosen, rule, count - 1}}, layer.sinks);
+    attend_rows(spec_.heads, {{row, 0, spec_.heads, {{chosen, rule, count - 1}}}}, layer.sinks);
   }
 }
 
 // Tasks are (chunk of keys, some heads), merged in order.
-void Model::attend_row(int64_t row, int64_t heads, const std::vector<Seen>& seen,
-                       const std::vector<float>& sinks) {
+void Model::attend_rows(int64_t heads, const std::vector<SeeingHeads>& each,
+                        const std::vector<float>& sinks) {
   const KernelTable& k = kernels();
-  const int64_t hd = seen.front().kv.head_dim, vd = seen.front().kv.value_dim;
-  struct Chunk {
+  const Seen& first = each.front().seen.front();
+  const int64_t hd = first.kv.head_dim, vd = first.kv.value_dim;
+  struct Task {
     const Seen* seen;
-    int64_t number;
+    int64_t chunk, row, head;
+    int heads;
+    int64_t place;  // of its partial results
   };
-  std::vector<Chunk> chunks;
-  for (const Seen& one : seen) {
-    const int64_t oldest = std::max<int64_t>(0, one.rule.first_seen(one.position));
-    for (int64_t c = oldest / kChunkTokens; c <= one.position / kChunkTokens; c++) {
-      chunks.push_back({&one, c});
+  struct Merging {
+    int64_t row, head, heads;
+    int64_t place, count;  // partial results of all these heads, so many times
+  };
+  thread_local std::vector<Task> tasks;
+  thread_local std::vector<Merging> merging;
+  tasks.clear(), merging.clear();
+  int64_t place = 0;
+  for (const SeeingHeads& some : each) {
+    const int64_t end = some.head + some.heads;
+    for (int64_t head = some.head; head < end; head += kHeadsPerTask) {
+      const int64_t own = std::min<int64_t>(kHeadsPerTask, end - head);
+      merging.push_back({some.row, head, own, place, 0});
+      for (const Seen& one : some.seen) {
+        const int64_t oldest = std::max<int64_t>(0, one.rule.first_seen(one.position));
+        for (int64_t c = oldest / kChunkTokens; c <= one.position / kChunkTokens; c++) {
+          tasks.push_back({&one, c, some.row, head, static_cast<int>(own), place});
+          merging.back().count++;
+          place += own;
+        }
+      }
     }
   }
-  const int64_t count = static_cast<int64_t>(chunks.size());
-  grow(partial_out_, count * heads * vd);
-  if (partials_.size() < at_least(count * heads)) partials_.resize(at_least(count * heads));
-  const int64_t parts = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
-  thread_pool().run(count * parts, [&](int64_t task) {
-    const Chunk& chunk = chunks[at_least(task / parts)];
-    const int64_t head = task % parts * kHeadsPerTask;
-    const int own = static_cast<int>(std::min<int64_t>(kHeadsPerTask, heads - head));
+  grow(partial_out_, place * vd);
+  if (partials_.size() < at_least(place)) partials_.resize(at_least(place));
+  const Task* all = tasks.data();
+  thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+    const Task& task = all[t];
     const float* queries[kHeadsPerTask];
     int64_t positions[kHeadsPerTask];
-    for (int h = 0; h < own; h++) {
-      queries[h] = q_.data() + (row * heads + head + h) * hd;
-      positions[h] = chunk.seen->position;
+    for (int h = 0; h < task.heads; h++) {
+      queries[h] = q_.data() + (task.row * heads + task.head + h) * hd;
+      positions[h] = task.seen->position;
     }
-    const int64_t place = task / parts * heads + head;
-    k.attend_chunk(chunk.seen->kv, chunk.seen->rule, chunk.number, queries, positions, own,
-                   partial_out_.data() + place * vd, partials_.data() + place);
+    k.attend_chunk(task.seen->kv, task.seen->rule, task.chunk, queries, positions, task.heads,
+                   partial_out_.data() + task.place * vd, partials_.data() + task.place);
   });
-  thread_pool().run(parts, [&](int64_t part) {
-    const int64_t end = std::min(heads, (part + 1) * kHeadsPerTask);
-    for (int64_t head = part * kHeadsPerTask; head < end; head++) {
-      float* out = attended_.row(row) + head * vd;
+  const Merging* parts = merging.data();
+  thread_pool().run(static_cast<int64_t>(merging.size()), [&](int64_t part) {
+    const Merging& own = parts[part];
+    for (int64_t h = 0; h < own.heads; h++) {
+      float* out = attended_.row(own.row) + (own.head + h) * vd;
       Partial merged{0.f, 0.f};
-      for (int64_t c = 0; c < count; c++) {
-        const int64_t place = c * heads + head;
-        k.merge(out, merged, partial_out_.data() + place * vd, partials_[at_least(place)],
+      for (int64_t c = 0; c < own.count; c++) {
+        const int64_t from = own.place + c * own.heads + h;
+        k.merge(out, merged, partial_out_.data() + from * vd, partials_[at_least(from)],
                 static_cast<int>(vd));
       }
       if (!sinks.empty()) {
-        k.merge(out, merged, nullptr, {sinks[at_least(head)], 1.f}, static_cast<int>(vd));
+        k.merge(out, merged, nullptr, {sinks[at_least(own.head + h)], 1.f}, static_cast<int>(vd));
       }
       k.normalize(out, merged, static_cast<int>(vd));
     }

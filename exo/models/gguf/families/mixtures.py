@@ -51,6 +51,15 @@ _LLAMA4 = {
     **shared("feed_forward.shared_expert"),
 }
 _MINIMAX = {**_SPARSE_BLOCK, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+_MINIMAX_M3 = {
+    **_MINIMAX,
+    **shared("block_sparse_moe.shared_experts"),
+    **{
+        f"indexer.{part}_{kind}": f"self_attn.index_{part}_{kind}"
+        for part in "qk"
+        for kind in ("proj", "norm")
+    },
+}
 _GRANITE_MOE = {**_SPARSE_BLOCK, "ffn_gate_inp": "block_sparse_moe.router.layer"}
 
 
@@ -112,6 +121,30 @@ def _minimax(metadata: Metadata, config: Config) -> Config:
         "rotary_dim": metadata("rope.dimension_count"),
         "use_qk_norm": True,
     }
+
+
+def _minimax_m3(metadata: Metadata, config: Config) -> Config:
+    """As mlx-lm's class has it: below `text_config`, of a model that also sees."""
+    layers, dense = config["num_hidden_layers"], metadata("leading_dense_block_count", 0)
+    check_sigmoid(metadata)
+    text = {
+        **config,
+        **_mixtral(metadata, config),
+        "intermediate_size": metadata("expert_feed_forward_length"),
+        "dense_intermediate_size": config["intermediate_size"],
+        "shared_intermediate_size": metadata("expert_feed_forward_length")
+        * metadata("expert_shared_count"),
+        "routed_scaling_factor": metadata("expert_weights_scale", 1.0),
+        "rotary_dim": metadata("rope.dimension_count"),
+        "moe_layer_freq": [int(layer >= dense) for layer in range(layers)],
+        "sparse_attention_freq": [int(layer >= dense) for layer in range(layers)],
+        "index_n_heads": metadata("attention.indexer.head_count"),
+        "index_head_dim": metadata("attention.indexer.key_length"),
+        "index_topk_blocks": metadata("attention.indexer.top_k"),
+        "index_block_size": metadata("attention.indexer.block_size"),
+        "index_local_blocks": metadata("attention.indexer.local_blocks"),
+    }
+    return {"text_config": text}
 
 
 def deepseek_routing(metadata: Metadata, config: Config) -> Config:
@@ -326,6 +359,13 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "exaone-moe": GGUFFamily("exaone_moe", tensors=ROUTED, config=_exaone_moe),
     "mellum": GGUFFamily("mellum", tensors=_SWITCHED, config=_mellum),
     "minimax-m2": GGUFFamily("minimax", tensors=_MINIMAX, config=_minimax),
+    "minimax-m3": GGUFFamily(
+        "minimax_m3_vl",
+        norms_add_one="all",
+        prefix="language_model.",
+        tensors=_MINIMAX_M3,
+        config=_minimax_m3,
+    ),
     "gpt-oss": GGUFFamily("gpt_oss", tensors=_GPT_OSS, config=_gpt_oss),
     "llama4": GGUFFamily("llama4", prefix="language_model.", tensors=_LLAMA4, config=_llama4),
     "mimo2": GGUFFamily(

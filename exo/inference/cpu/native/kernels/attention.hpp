@@ -6,6 +6,8 @@
 // the weight 0, which changes no sum.
 #pragma once
 
+#include <cstring>
+
 #include "vector.hpp"
 
 namespace exo::EXO_ISA {
@@ -257,6 +259,38 @@ inline void score_chunk(const KVView& kv, int64_t chunk, const float* const* que
                      : kv.type == KVType::kFloat32 ? score_all<KVType::kFloat32>
                                                    : score_all<KVType::kInt8>;
   score(kv, chunk, queries, weights, count, keys, out);
+}
+
+// As many tiles of R rows as there are from `row` on, which then is the first of what is left.
+template <KVType T, int R>
+void multiply_rows(const KVView& kv, int64_t chunk, const float* const* queries, int& row,
+                   int count, int keys, float* out, int64_t apart) {
+  alignas(64) float products[R][kChunkTokens];
+  for (; row + R <= count; row += R) {
+    score_tile<T, R>(kv, chunk, 0, keys, queries + row, products);
+    for (int r = 0; r < R; r++) {
+      std::memcpy(out + (row + r) * apart, products[r], static_cast<size_t>(keys) * sizeof(float));
+    }
+  }
+}
+
+template <KVType T>
+void multiply_all(const KVView& kv, int64_t chunk, const float* const* queries, int count, int keys,
+                  float* out, int64_t apart) {
+  keys = (keys + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
+  int row = 0;
+  multiply_rows<T, kRowTile>(kv, chunk, queries, row, count, keys, out, apart);
+  multiply_rows<T, 4>(kv, chunk, queries, row, count, keys, out, apart);
+  multiply_rows<T, 2>(kv, chunk, queries, row, count, keys, out, apart);
+  multiply_rows<T, 1>(kv, chunk, queries, row, count, keys, out, apart);
+}
+
+inline void multiply_chunk(const KVView& kv, int64_t chunk, const float* const* queries, int count,
+                           int keys, float* out, int64_t apart) {
+  const auto multiply = kv.type == KVType::kFloat16   ? multiply_all<KVType::kFloat16>
+                        : kv.type == KVType::kFloat32 ? multiply_all<KVType::kFloat32>
+                                                      : multiply_all<KVType::kInt8>;
+  multiply(kv, chunk, queries, count, keys, out, apart);
 }
 
 EXO_INLINE float scalar_exp(float x) { return exp(splat(x))[0]; }

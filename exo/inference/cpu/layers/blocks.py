@@ -1,0 +1,29 @@
+"""What chooses the blocks of keys that an attention reads: its tensors, and the matrices made of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exo.inference.cpu import _native as native
+from exo.inference.cpu.canonical import CanonicalCheckpoint
+from exo.inference.cpu.families.blocks import Blocks
+from exo.inference.cpu.families.family import Family
+from exo.inference.cpu.packing import Packer, norm
+
+
+def tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
+    for part in "qk":
+        yield from checkpoint.parts(f"{prefix}.index_{part}_proj")
+        yield f"{prefix}.index_{part}_norm.weight"
+
+
+def build(family: Family, blocks: Blocks, packer: Packer, prefix: str) -> native.BlockIndexer:
+    indexer = native.BlockIndexer()
+    indexer.q, indexer.k = (packer.matrix(f"{prefix}.index_{part}_proj") for part in "qk")
+    indexer.q_norm, indexer.k_norm = (
+        norm(family, packer, f"{prefix}.index_{part}_norm.weight") for part in "qk"
+    )
+    indexer.dim, indexer.size = blocks.dim, blocks.size
+    indexer.most, indexer.local = blocks.most, blocks.local
+    return indexer

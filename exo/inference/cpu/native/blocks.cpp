@@ -1,0 +1,150 @@
+// Attention to the blocks of keys that an indexer chose (MiniMax M3).
+//
+// A block is whole pages of the KV cache: what a query attends to is a table of the pages chosen,
+// in the order of their positions, as if they were a whole context.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "model.hpp"
+#include "rows.hpp"
+
+namespace exo {
+
+namespace {
+
+constexpr int64_t kRowsTogether = 16;  // whose scores are in memory at once
+constexpr int kQueriesPerTask = 16;
+
+// Of `count` blocks the `most` best, in their order; equally good ones, the first.
+void choose_blocks(const float* best, int64_t count, int64_t most, int32_t* chosen) {
+  thread_local std::vector<int32_t> order;
+  order.resize(at_least(count));
+  std::iota(order.begin(), order.end(), 0);
+  const auto better = [best](int32_t a, int32_t b) {
+    return best[a] != best[b] ? best[a] > best[b] : a < b;
+  };
+  std::nth_element(order.begin(), order.begin() + most - 1, order.end(), better);
+  std::sort(order.begin(), order.begin() + most);
+  std::copy_n(order.begin(), most, chosen);
+}
+
+}  // namespace
+
+void Model::index_blocks(const Layer& layer, int index) {
+  const KernelTable& k = kernels();
+  const BlockIndexer& indexer = *layer.blocks;
+  const int64_t dim = indexer.dim, width = indexer.q->rows;
+  const int heads = static_cast<int>(width / dim);
+  const bool chooses = !choosing_rows(indexer.all_below(), 1).empty();
+  grow(k_, rows_ * dim);
+  std::vector<LinearJob> jobs = {{indexer.k.get(), &normed_, 0, rows_, k_.data(), dim}};
+  if (chooses) {
+    grow(index_q_, rows_ * width);
+    jobs.push_back({indexer.q.get(), &normed_, 0, rows_, index_q_.data(), width});
+  }
+  run_linear(jobs, spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    const auto norm_and_turn = [&](float* row, int count, const std::vector<float>& weight) {
+      for (int h = 0; h < count; h++) {
+        k.rms_norm(row + h * dim, weight.data(), row + h * dim, dim, spec_.norm_eps);
+      }
+      if (layer.rope < 0) return;
+      const size_t r = static_cast<size_t>(layer.rope);
+      const int pairs = static_cast<int>(ropes[r].frequencies.size());
+      k.rotate(row, count, indexer.dim, pairs, ropes[r].interleaved, cos_[r].data() + i * pairs,
+               sin_[r].data() + i * pairs);
+    };
+    norm_and_turn(k_.data() + i * dim, 1, indexer.k_norm);
+    if (chooses) norm_and_turn(index_q_.data() + i * width, heads, indexer.q_norm);
+    const Row& row = row_[at_least(i)];
+    const KVView kv = cache_->view(nullptr, index, 0);
+    k.store_key(k_.data() + i * dim, pages_[row.slice][row.position / kPageTokens] + kv.key_offset,
+                static_cast<int>(row.position % kPageTokens), indexer.dim, kv.type);
+  });
+}
+
+void Model::attend_blocks(const Layer& layer, int index) {
+  const KernelTable& k = kernels();
+  const BlockIndexer& indexer = *layer.blocks;
+  const std::vector<int64_t> choosing = choosing_rows(indexer.all_below(), 1);
+  const int64_t dim = indexer.dim, heads = indexer.q->rows / dim, most = indexer.most;
+  const int64_t size = indexer.size, pages = size / kPageTokens;
+  const int64_t all_heads = layer.heads > 0 ? layer.heads : spec_.heads;
+  const AttentionRule rule{spec_.attention_soft_cap, 0, false};
+  struct Task {
+    int64_t row, count;  // of a sequence
+    int64_t chunk;
+    float* out;  // of the first one's first head; the others follow, `apart`
+  };
+  std::vector<Task> tasks;
+  std::vector<SeeingHeads> each;
+  std::vector<uint8_t*> tables;
+  for (size_t first = 0; first < choosing.size(); first += kRowsTogether) {
+    const int64_t together =
+        std::min<int64_t>(kRowsTogether, static_cast<int64_t>(choosing.size() - first));
+    const auto row_of = [&](int64_t c) { return choosing[first + at_least(c)]; };
+    const auto position_of = [&](int64_t c) { return row_[at_least(row_of(c))].position; };
+    int64_t apart = 0;
+    for (int64_t c = 0; c < together; c++) {
+      apart = std::max(apart, (position_of(c) / kChunkTokens + 1) * kChunkTokens);
+    }
+    grow(index_scores_, together * heads * apart);
+    chosen_.resize(at_least(together * heads * most));
+    tasks.clear();
+    for (int64_t c = 0, count; c < together; c += count) {
+      count = 1;
+      const size_t slice = row_[at_least(row_of(c))].slice;
+      while ((count + 1) * heads <= kQueriesPerTask && c + count < together &&
+             row_[at_least(row_of(c + count))].slice == slice) {
+        count++;
+      }
+      for (int64_t chunk = 0; chunk <= position_of(c + count - 1) / kChunkTokens; chunk++) {
+        float* out = index_scores_.data() + c * heads * apart + chunk * kChunkTokens;
+        tasks.push_back({row_of(c), count, chunk, out});
+      }
+    }
+    thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+      const Task& task = tasks[at_least(t)];
+      const Row& last = row_[at_least(task.row + task.count - 1)];
+      const int64_t seen =
+          std::min<int64_t>(kChunkTokens, last.position + 1 - task.chunk * kChunkTokens);
+      thread_local std::vector<const float*> queries;
+      queries.clear();
+      for (int64_t h = 0; h < task.count * heads; h++) {
+        queries.push_back(index_q_.data() + (task.row * heads + h) * dim);
+      }
+      k.multiply_chunk(cache_->view(pages_[last.slice], index + 1, 0), task.chunk, queries.data(),
+                       static_cast<int>(queries.size()), static_cast<int>(seen), task.out, apart);
+    });
+    thread_pool().run(together * heads, [&](int64_t t) {
+      const int64_t position = position_of(t / heads), own = position / size;
+      float* scores = index_scores_.data() + t * apart;
+      for (int64_t b = 0; b <= own; b++) {
+        const int64_t end = std::min(position + 1, (b + 1) * size);
+        scores[b] = *std::max_element(scores + b * size, scores + end);
+        if (b > own - indexer.local) scores[b] = std::numeric_limits<float>::infinity();
+      }
+      choose_blocks(scores, own + 1, most, chosen_.data() + t * most);
+    });
+    each.clear();
+    tables.resize(at_least(together * heads * most * pages));
+    for (int64_t t = 0; t < together * heads; t++) {
+      const int64_t row = row_of(t / heads), head = t % heads;
+      uint8_t* const* all = pages_[row_[at_least(row)].slice];
+      uint8_t** own = tables.data() + t * most * pages;
+      // The last block chosen is the row's own, whose pages after it are not there.
+      const int64_t count = (most - 1) * size + position_of(t / heads) % size + 1;
+      for (int64_t p = 0; p * kPageTokens < count; p++) {
+        own[p] = all[chosen_[at_least(t * most + p / pages)] * pages + p % pages];
+      }
+      each.push_back({row,
+                      head * (all_heads / heads),
+                      all_heads / heads,
+                      {{cache_->view(own, index, static_cast<int>(head)), rule, count - 1}}});
+    }
+    attend_rows(all_heads, each, layer.sinks);
+  }
+}
+
+}  // namespace exo
