@@ -80,6 +80,8 @@ def test_it_goes_on_from_what_another_sequence_computed(kv_bits: int, folder: Pa
         ({"index_block_size": 48}, "takes blocks that 64 divides"),
         ({"index_local_blocks": 0}, "at least the newest block"),
         ({"index_n_heads": 4}, "an indexer of 4 heads for 2 KV heads"),
+        ({"index_head_dim": 16, "rotary_dim": 32, "head_dim": 32}, "positions turn 32"),
+        ({"sparse_attention_config": {"sparse_init_block": 1}}, "otherwise than by their best key"),
         ({"swiglu_limit": 9.0}, "alpha and limit"),
         ({"use_gemma_norm": False}, "norms do not add one"),
     ],
@@ -89,3 +91,27 @@ def test_what_it_does_not_compute_is_refused(
 ) -> None:
     with pytest.raises(ModelUnsupported, match=said):
         CheckpointModel(write(tmp_path, **more))
+
+
+def test_a_shared_expert_among_the_others_is_left_to_mlx(folder: Path, tmp_path: Path) -> None:
+    weights = mx.load(str(folder / "model.safetensors"))
+    shared = [name for name in weights if ".shared_experts." in name]
+    for name in shared:
+        stack = name.replace("shared_experts", "switch_mlp")
+        weights[stack] = mx.concatenate([weights[stack], weights.pop(name)[None]])
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ModelUnsupported, match="is of 5 experts, not 4"):
+        CheckpointModel(tmp_path)
+    assert (of_mlx(tmp_path) == of_mlx(folder)).all()
+
+
+def test_weights_of_another_shape_than_said_are_refused(folder: Path, tmp_path: Path) -> None:
+    weights = mx.load(str(folder / "model.safetensors"))
+    name = next(name for name in weights if name.endswith("index_q_proj.weight"))
+    mx.save_safetensors(
+        str(tmp_path / "model.safetensors"), {**weights, name: mx.zeros((4 * 16, 64))}
+    )
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(ModelUnsupported, match="index_q_proj has 64 rows, not 2 heads of 16"):
+        NativeRing(tmp_path)

@@ -63,6 +63,16 @@ def minimax_blocks(config: Mapping[str, Any]) -> Blocks | None:
             f"an indexer of {heads} heads for {config['num_key_value_heads']} KV heads; the cpu "
             "engine has one for each"
         )
+    if blocks.dim < int(config["rotary_dim"]):
+        raise ModelUnsupported(
+            f"an indexer's heads of {blocks.dim}, of which positions turn {config['rotary_dim']}"
+        )
+    if said("sparse_score_type", "index_score_type", "max") != "max" or said(
+        "sparse_init_block", "index_init_blocks", 0
+    ):
+        raise ModelUnsupported(
+            "blocks chosen otherwise than by their best key and by being the newest"
+        )
     if blocks.size % PAGE or blocks.dim % 16 or not 1 <= blocks.local <= blocks.most:
         raise ModelUnsupported(
             f"{blocks.most} blocks of {blocks.size} tokens, {blocks.local} of them the newest, by "

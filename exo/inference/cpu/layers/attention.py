@@ -78,5 +78,5 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         layer.output_gate = packer.matrix(f"{prefix}.gate_proj")
         layer.softplus_gate = family.output_gate == "softplus"
     if arch.blocks and index in arch.blocks.layers:
-        layer.blocks = blocks.build(family, arch.blocks, packer, prefix)
+        layer.blocks = blocks.build(family, arch.blocks, layer.kv_heads, packer, prefix)
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.blocks import Blocks
@@ -18,12 +19,20 @@ def tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
         yield f"{prefix}.index_{part}_norm.weight"
 
 
-def build(family: Family, blocks: Blocks, packer: Packer, prefix: str) -> native.BlockIndexer:
+def build(
+    family: Family, blocks: Blocks, kv_heads: int, packer: Packer, prefix: str
+) -> native.BlockIndexer:
     indexer = native.BlockIndexer()
     indexer.q, indexer.k = (packer.matrix(f"{prefix}.index_{part}_proj") for part in "qk")
     indexer.q_norm, indexer.k_norm = (
         norm(family, packer, f"{prefix}.index_{part}_norm.weight") for part in "qk"
     )
+    if (rows := indexer.q.rows) != kv_heads * blocks.dim:
+        raise ModelUnsupported(
+            f"{prefix}.index_q_proj has {rows} rows, not {kv_heads} heads of {blocks.dim}"
+        )
+    if {len(indexer.q_norm), len(indexer.k_norm)} != {blocks.dim}:
+        raise ModelUnsupported(f"norms of {prefix}'s indexer that are not of {blocks.dim} numbers")
     indexer.dim, indexer.size = blocks.dim, blocks.size
     indexer.most, indexer.local = blocks.most, blocks.local
     return indexer

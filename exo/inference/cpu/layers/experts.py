@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
+from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
@@ -47,6 +48,16 @@ def tensors(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) ->
     for block in blocks:
         for name in mlp.projections(checkpoint, f"{prefix}.{block}", experts.gated):
             yield from checkpoint.parts(f"{prefix}.{block}.{name}")
+
+
+def check(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> None:
+    """Raises ModelUnsupported where a stack is not of all experts, or of more: some conversions of
+    MiniMax M3 have the shared one behind the others, and who does not know leaves it out."""
+    if layout_of(arch, checkpoint, prefix) == "single":
+        return
+    for name in tensors(arch, checkpoint, prefix):
+        if (count := checkpoint.shape(name)[0]) != arch.expert_count:
+            raise ModelUnsupported(f"{name} is of {count} experts, not {arch.expert_count}")
 
 
 class ExpertReader:

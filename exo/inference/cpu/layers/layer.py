@@ -78,6 +78,11 @@ def expert_tensors_of_layer(
         yield from experts.tensors(arch, checkpoint, _mlp_prefix(arch, index))
 
 
+def check_experts_of_layer(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> None:
+    """Raises ModelUnsupported where a mixture has more experts than its configuration says."""
+    experts.check(arch, checkpoint, _mlp_prefix(arch, index))
+
+
 def _mlp_prefix(arch: Architecture, index: int) -> str:
     return f"model.layers.{index}.{arch.family.modules['mlp']}"
 
