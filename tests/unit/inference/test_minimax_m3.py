@@ -61,6 +61,14 @@ def test_its_gguf_file_is_the_same_model(folder: Path, tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def test_a_file_of_before_it_had_an_indexer_is_refused(folder: Path, tmp_path: Path) -> None:
+    write_gguf(
+        folder, tmp_path / "m.gguf", rename=lambda name: name.replace("indexer.q", "index_q")
+    )
+    with pytest.raises(ModelUnsupported, match="MiniMax M3 without its indexer"):
+        write_folder([tmp_path / "m.gguf"], tmp_path / "model")
+
+
 @pytest.mark.parametrize("more", [{"index_block_size": 128, "index_topk_blocks": 1}, {}])
 def test_a_token_is_the_same_in_pieces_and_in_company(more: dict[str, Any], tmp_path: Path) -> None:
     NativeRing(write(tmp_path, **more), 4, precise=False).check_pieces()

@@ -124,7 +124,13 @@ def _minimax(metadata: Metadata, config: Config) -> Config:
 
 
 def _minimax_m3(metadata: Metadata, config: Config) -> Config:
-    """As mlx-lm's class has it: below `text_config`, of a model that also sees."""
+    """As mlx-lm's class has it: below `text_config`, of a model that also sees. The first files
+    there were, which only forks of llama.cpp read, have no indexer, or call it otherwise."""
+    if not metadata.has_tensor(".indexer.q_proj."):
+        raise ModelUnsupported(
+            "a MiniMax M3 without its indexer, as files were until llama.cpp had it in summer 2026;"
+            " take a newer one"
+        )
     layers, dense = config["num_hidden_layers"], metadata("leading_dense_block_count", 0)
     check_sigmoid(metadata)
     text = {
