@@ -56,8 +56,9 @@ def check(arch: Architecture, checkpoint: CanonicalCheckpoint, prefix: str) -> N
     if layout_of(arch, checkpoint, prefix) == "single":
         return
     for name in tensors(arch, checkpoint, prefix):
-        if (count := checkpoint.shape(name)[0]) != arch.expert_count:
-            raise ModelUnsupported(f"{name} is of {count} experts, not {arch.expert_count}")
+        shape = checkpoint.shape(name)
+        if len(shape) == 3 and shape[0] != arch.expert_count:  # not a scale of all
+            raise ModelUnsupported(f"{name} is of {shape[0]} experts, not {arch.expert_count}")
 
 
 class ExpertReader:
