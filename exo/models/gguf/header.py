@@ -45,6 +45,7 @@ _FORMATS = {
     143: ("PTQ1_0", 128, 28), 4: ("MXFP4_PAIRS", 32, 17),
 }  # fmt: skip
 _INTEGERS = {26: ("I32", 1, 4)}  # no weights: DeepSeek V4's experts of tokens
+_KINDS = _FORMATS | _INTEGERS
 _UNREAD = {
     9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 27: "I64", 28: "F64",
     31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S",
@@ -127,10 +128,10 @@ def parse_header(path: Path, data: bytes | mmap.mmap, size: int) -> GGUF:
         (dimensions,) = reader.unpack("<I")
         shape = tuple(reversed(reader.unpack(f"<{_limited(dimensions)}Q")))
         kind, offset = reader.unpack("<IQ")
-        if kind not in _FORMATS | _INTEGERS:
+        if kind not in _KINDS:
             unread[_UNREAD.get(kind, str(kind))] = unread.get(_UNREAD.get(kind, str(kind)), 0) + 1
             continue
-        format_name, columns, block = (_FORMATS | _INTEGERS)[kind]
+        format_name, columns, block = _KINDS[kind]
         if not shape or shape[-1] % columns:
             raise ValueError(f"tensor {name} of {shape} in blocks of {columns}")
         found.append((name, format_name, shape, offset, prod(shape) // columns * block))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exo.inference.cpu.families.family import Experts, Family, every_layer
-from exo.inference.cpu.families.mixtures import routed_scale
+from exo.inference.cpu.families.mixtures import routed_scale, same_limits
 from exo.inference.cpu.families.positions import Config
 from exo.inference.cpu.families.rope import RopeTable, rope_table
 
@@ -26,11 +26,6 @@ def _rope(config: Config, layer: int) -> RopeTable:
     return rope_table(turned, config["compress_rope_theta"], scaling, interleaved=True)
 
 
-def _limits(config: Config, layer: int) -> tuple[float, float]:
-    limit = float(config.get("swiglu_limit") or 0.0)
-    return limit, limit
-
-
 COMPRESSED: Mapping[str, Family] = {
     "deepseek_v4": Family(
         tied=False,
@@ -39,7 +34,7 @@ COMPRESSED: Mapping[str, Family] = {
         hyper=True,
         rope=_rope,
         sinks=every_layer,
-        limits=_limits,
+        limits=same_limits,
         limits_inputs=True,
         experts=Experts(
             every_layer,

@@ -68,6 +68,12 @@ def routed_scale(config: Config) -> float:
     return float(config.get("routed_scaling_factor") or 1.0)
 
 
+def same_limits(config: Config, layer: int) -> tuple[float, float]:
+    """In experts and elsewhere."""
+    limit = float(config.get("swiglu_limit") or 0.0)
+    return limit, limit
+
+
 def deepseek_groups(config: Config) -> tuple[int, int, int]:
     return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 2
 
@@ -249,7 +255,7 @@ def _minimax_m3_config(config: Config) -> Config:
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
     return {
         **config,
-        "rope_theta": rope.get("rope_theta", config.get("rope_theta", 5000000.0)),
+        **of_rope_parameters(config, 5000000.0),
         "rotary_dim": config.get("rotary_dim") or int(config["head_dim"] * share),
         "mlp_layer_types": config.get("mlp_layer_types")
         or ["sparse" if one else "dense" for one in often],

@@ -13,6 +13,7 @@ from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
     routed_scale,
+    same_limits,
     sparse_steps,
 )
 from exo.inference.cpu.families.positions import Config, latent_rope, llama_rope, partial_rope
@@ -308,12 +309,7 @@ _KIMI_LINEAR = Family(
 
 def _glm5_next_config(config: Config) -> Config:
     """GLM 5.3's, as its GGUF files have it; mlx-lm has no class of it."""
-    limit = float(config.get("swiglu_limit") or 0.0)
-    return {"qk_rope_head_dim": 0, **config, "swiglu_limit": limit}
-
-
-def _same_limits(config: Config, layer: int) -> tuple[float, float]:
-    return config["swiglu_limit"], config["swiglu_limit"]
+    return {"qk_rope_head_dim": 0, **config}
 
 
 def _ling_config(config: Config) -> Config:
@@ -389,7 +385,7 @@ RECURRENT: Mapping[str, Family] = {
         _KIMI_LINEAR,
         tied_by_config=False,
         hyper=True,
-        limits=_same_limits,
+        limits=same_limits,
         limits_inputs=True,
         config=_glm5_next_config,
         experts=replace(GLM4_EXPERTS, layers=deepseek_layers),

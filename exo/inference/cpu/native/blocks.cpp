@@ -4,7 +4,6 @@
 // in the order of their positions, as if they were a whole context.
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "model.hpp"
 #include "rows.hpp"
@@ -15,19 +14,6 @@ namespace {
 
 constexpr int64_t kRowsTogether = 16;  // whose scores are in memory at once
 constexpr int kQueriesPerTask = 16;
-
-// Of `count` blocks the `most` best, in their order; equally good ones, the first.
-void choose_blocks(const float* best, int64_t count, int64_t most, int32_t* chosen) {
-  thread_local std::vector<int32_t> order;
-  order.resize(at_least(count));
-  std::iota(order.begin(), order.end(), 0);
-  const auto better = [best](int32_t a, int32_t b) {
-    return best[a] != best[b] ? best[a] > best[b] : a < b;
-  };
-  std::nth_element(order.begin(), order.begin() + most - 1, order.end(), better);
-  std::sort(order.begin(), order.begin() + most);
-  std::copy_n(order.begin(), most, chosen);
-}
 
 }  // namespace
 
@@ -125,7 +111,7 @@ void Model::attend_blocks(const Layer& layer, int index) {
         scores[b] = *std::max_element(scores + b * size, scores + end);
         if (b > own - indexer.local) scores[b] = std::numeric_limits<float>::infinity();
       }
-      choose_blocks(scores, own + 1, most, chosen_.data() + t * most);
+      choose_best(scores, own + 1, most, chosen_.data() + t * most);
     });
     each.clear();
     tables.resize(at_least(together * heads * most * pages));

@@ -50,6 +50,9 @@ struct Slice {
   bool keeps = false;  // what recurrent layers remember at its end stays, to begin from again
 };
 
+// The places of the `most` best of `count` scores, in their order; of equal ones the first.
+void choose_best(const float* scores, int64_t count, int64_t most, int32_t* chosen);
+
 class Model {
  public:
   explicit Model(const Spec& spec) : spec_(spec) {}

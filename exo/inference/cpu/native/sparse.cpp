@@ -50,6 +50,18 @@ void copy_token(const KVView& from, const uint8_t* page, int64_t slot, const KVV
 
 }  // namespace
 
+void choose_best(const float* scores, int64_t count, int64_t most, int32_t* chosen) {
+  thread_local std::vector<int32_t> order;
+  order.resize(at_least(count));
+  std::iota(order.begin(), order.end(), 0);
+  const auto better = [scores](int32_t a, int32_t b) {
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  };
+  std::nth_element(order.begin(), order.begin() + most - 1, order.end(), better);
+  std::sort(order.begin(), order.begin() + most);
+  std::copy_n(order.begin(), most, chosen);
+}
+
 void Model::index(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const Indexer& indexer = *layer.latent->indexer;
@@ -198,15 +210,7 @@ void Model::choose_keys(const Indexer& indexer, int64_t most, int every, int64_t
     thread_pool().run(static_cast<int64_t>(last - first), [&](int64_t c) {
       const int64_t row = choosing[first + at_least(c)];
       const float* scores = index_scores_.data() + c * longest * kChunkTokens;
-      thread_local std::vector<int32_t> order;
-      order.resize(at_least(seen_by(row)));
-      std::iota(order.begin(), order.end(), 0);
-      const auto better = [scores](int32_t a, int32_t b) {
-        return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-      };
-      std::nth_element(order.begin(), order.begin() + most - 1, order.end(), better);
-      std::sort(order.begin(), order.begin() + most);
-      std::copy_n(order.begin(), most, chosen_.begin() + row * stride);
+      choose_best(scores, seen_by(row), most, chosen_.data() + row * stride);
     });
   }
 }

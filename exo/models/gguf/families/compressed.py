@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exo.errors import ModelUnsupported
-from exo.models.gguf.families.family import HYPER, Config, GGUFFamily, Metadata
+from exo.models.gguf.families.family import HYPER, Config, GGUFFamily, Metadata, hyper
+from exo.models.gguf.families.latents import indexer
 from exo.models.gguf.families.mixtures import ROUTED, deepseek_routing
 
 _ROOT_SOFTPLUS = 4
@@ -54,22 +55,18 @@ def _deepseek4(metadata: Metadata, config: Config) -> Config:
         raise ModelUnsupported(f"a DeepSeek V4 whose experts are weighed in way {weighed}")
     return {
         **deepseek_routing(metadata, config),
+        **indexer(metadata),
+        **hyper(metadata),
+        "hc_sinkhorn_iters": metadata("hyper_connection.sinkhorn_iterations"),
         "scoring_func": "sqrtsoftplus",
         "first_k_dense_replace": 0,
-        "swiglu_limit": (metadata.numbers("swiglu_clamp_exp") or [0.0])[0],
         "q_lora_rank": metadata("attention.q_lora_rank"),
         "qk_rope_head_dim": metadata("rope.dimension_count"),
         "sliding_window": metadata("attention.sliding_window"),
         "compress_ratios": [int(ratio) for ratio in ratios],
         "compress_rope_theta": metadata("attention.compress_rope_freq_base"),
-        "index_n_heads": metadata("attention.indexer.head_count"),
-        "index_head_dim": metadata("attention.indexer.key_length"),
-        "index_topk": metadata("attention.indexer.top_k"),
         "o_groups": metadata("attention.output_group_count"),
         "o_lora_rank": metadata("attention.output_lora_rank"),
-        "hc_mult": metadata("hyper_connection.count"),
-        "hc_sinkhorn_iters": metadata("hyper_connection.sinkhorn_iterations"),
-        "hc_eps": metadata("hyper_connection.epsilon"),
         "num_hash_layers": metadata("hash_layer_count"),
     }
 

@@ -186,6 +186,16 @@ HYPER = {
 """What reads and mixes several hidden states of a token."""
 
 
+def hyper(metadata: Metadata) -> Config:
+    """How many hidden states a token has, and what all models that have several have besides: one
+    limit of what their experts read."""
+    return {
+        "hc_mult": metadata("hyper_connection.count"),
+        "hc_eps": metadata("hyper_connection.epsilon"),
+        "swiglu_limit": metadata("swiglu_clamp_exp", 0.0),
+    }
+
+
 def turned_share(metadata: Metadata, config: Config) -> float:
     """Of each head, what positions turn."""
     turned = metadata("rope.dimension_count", config["head_dim"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exo.models.gguf.families.family import HYPER, Config, GGUFFamily, Metadata
+from exo.models.gguf.families.family import HYPER, Config, GGUFFamily, Metadata, hyper
 from exo.models.gguf.families.mixtures import ROUTED, check_sigmoid, deepseek_routing
 
 LATENT_TENSORS = {
@@ -105,9 +105,7 @@ def _hy4(metadata: Metadata, config: Config) -> Config:
     found = {
         **latents(metadata, config),
         "scoring_func": "sigmoid",
-        "swiglu_limit": (metadata.numbers("swiglu_clamp_exp") or [0.0])[0],
-        "hc_mult": metadata("hyper_connection.count"),
-        "hc_eps": metadata("hyper_connection.epsilon"),
+        **hyper(metadata),
         "hc_magnitude": metadata("hyper_connection.magnitude"),
     }
     if not metadata("attention.indexer.top_k", 0):

@@ -13,6 +13,7 @@ from exo.models.gguf.families.family import (
     GGUFFamily,
     Metadata,
     experts,
+    hyper,
     rows_of_heads,
     shared,
     turned_share,
@@ -177,12 +178,10 @@ def _glm5_next(metadata: Metadata, config: Config) -> Config:
         **found,
         **indexer(metadata),
         **indexing_layers(own),
+        **hyper(metadata),
+        "hc_sinkhorn_iters": metadata("hyper_connection.sinkhorn_iterations"),
         "index_kpool": metadata("attention.indexer.kpool"),
         "linear_attn_config": {**found["linear_attn_config"], "gate_lower_bound": bound},
-        "swiglu_limit": (metadata.numbers("swiglu_clamp_exp") or [0.0])[0],
-        "hc_mult": metadata("hyper_connection.count"),
-        "hc_sinkhorn_iters": metadata("hyper_connection.sinkhorn_iterations"),
-        "hc_eps": metadata("hyper_connection.epsilon"),
     }
 
 
