@@ -961,17 +961,7 @@ def write_gguf(
         **extra,
     }
     writer = gguf.GGUFWriter(file, str(metadata.pop("general.architecture")))
-    for key, value in metadata.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif value is not None:
-            writer.add_uint32(key, value)
+    add_metadata(writer, metadata)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = mx.load(str(checkpoint / "model.safetensors"))
     if architecture == "apertus":  # see ApertusModel of conversion/llama.py
@@ -1009,6 +999,25 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", factors)
     for name, numbers in beside.items():
         writer.add_tensor(name, numbers)
+    finish(writer)
+
+
+def add_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
+    """None leaves a key out."""
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

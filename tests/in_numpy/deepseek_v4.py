@@ -17,6 +17,7 @@ from in_numpy.parts import (
     Weights,
     attended,
     best_of,
+    chosen_experts,
     mixture,
     of_layer,
     rms,
@@ -247,10 +248,7 @@ def _chosen(x: Numbers, low: Numbers, own: Weights, ratio: int, there: Numbers) 
 
 def _mixture(x: Numbers, own: Weights, ratio: int, tokens: Numbers) -> Numbers:
     scores = np.sqrt(np.log1p(np.exp(x @ own["ffn_gate_inp"].T)))
-    if (told := own.get("ffn_gate_tid2eid")) is not None:
-        best = told[tokens]
-    else:
-        best = np.argsort(-(scores + own["exp_probs_b.bias"]), axis=1, kind="stable")[:, : TINY.top]
-    shares = np.take_along_axis(scores, best, axis=1)
-    shares = shares / shares.sum(1, keepdims=True) * TINY.scale
+    told = own.get("ffn_gate_tid2eid")
+    own_experts = None if told is None else told[tokens]
+    best, shares = chosen_experts(scores, own, TINY.top, TINY.scale, own_experts)
     return mixture(x, own, best, shares, TINY.limit, TINY.limit)

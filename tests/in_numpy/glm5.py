@@ -16,6 +16,8 @@ from in_numpy.parts import (
     Weights,
     attended,
     best_of,
+    by_sigmoid,
+    layer_norm,
     mixture,
     of_layer,
     rms,
@@ -128,9 +130,7 @@ def random_weights(seed: int = 3) -> Weights:
                 "indexer_compressor_ape.weight": matrix(POOL, INDEX_DIM),
             }
         if layer == 0:
-            own["ffn_gate.weight"] = matrix(DENSE_WIDTH, HIDDEN)
-            own["ffn_up.weight"] = matrix(DENSE_WIDTH, HIDDEN)
-            own["ffn_down.weight"] = matrix(HIDDEN, DENSE_WIDTH)
+            own |= random.mlp(HIDDEN, DENSE_WIDTH)
         else:
             own |= random.experts(EXPERTS, HIDDEN, WIDTH)
             own["exp_probs_b.bias"] = matrix(EXPERTS)
@@ -169,8 +169,7 @@ def _chosen(x: Numbers, own: Weights) -> Numbers:
     low = rms(x @ own["attn_q_a"].T, EPS, own["attn_q_a_norm"])
     q = (low @ own["indexer.attn_q_b"].T).reshape(count, INDEX_HEADS, INDEX_DIM)
     k = x @ own["indexer.attn_k"].T
-    spread = k - k.mean(-1, keepdims=True)
-    k = rms(spread, 1e-6, own["indexer.k_norm"]) + own["indexer.k_norm.bias"]
+    k = layer_norm(k, 1e-6, own["indexer.k_norm"], own["indexer.k_norm.bias"])
     pools = count // POOL
     shape = (pools, POOL, INDEX_DIM)
     gate = (x @ own["indexer_compressor_gate"].T)[: pools * POOL].reshape(shape)
@@ -233,8 +232,4 @@ def _delta_net(x: Numbers, own: Weights) -> Numbers:
 def _mlp(x: Numbers, own: Weights) -> Numbers:
     if "ffn_gate_inp" not in own:
         return swiglu(x, own["ffn_gate"], own["ffn_up"], own["ffn_down"], LIMIT)
-    scores = sigmoid(x @ own["ffn_gate_inp"].T)
-    best = np.argsort(-(scores + own["exp_probs_b.bias"]), axis=1, kind="stable")[:, :TOP]
-    shares = np.take_along_axis(scores, best, axis=1)
-    shares = shares / shares.sum(1, keepdims=True) * SCALE
-    return mixture(x, own, best, shares, LIMIT, LIMIT)
+    return mixture(x, own, *by_sigmoid(x, own, TOP, SCALE), LIMIT, LIMIT)

@@ -15,6 +15,8 @@ from in_numpy.parts import (
     Weights,
     attended,
     best_of,
+    by_sigmoid,
+    layer_norm,
     mixture,
     of_layer,
     rms,
@@ -101,9 +103,7 @@ def random_weights(indexed: bool = True, seed: int = 2) -> Weights:
             own["indexer.k_norm.bias"] = matrix(INDEX_DIM)
             own["indexer.proj.weight"] = matrix(INDEX_HEADS, HIDDEN)
         if layer == 0:
-            own["ffn_gate.weight"] = matrix(DENSE_WIDTH, HIDDEN)
-            own["ffn_up.weight"] = matrix(DENSE_WIDTH, HIDDEN)
-            own["ffn_down.weight"] = matrix(HIDDEN, DENSE_WIDTH)
+            own |= random.mlp(HIDDEN, DENSE_WIDTH)
         else:
             own |= random.experts(EXPERTS, HIDDEN, WIDTH)
             own["exp_probs_b.bias"] = matrix(EXPERTS)
@@ -154,8 +154,7 @@ def _chosen(x: Numbers, own: Weights) -> Numbers:
     count = len(x)
     q = (_low(x, own) @ own["indexer.attn_q_b"].T).reshape(count, INDEX_HEADS, INDEX_DIM)
     k = x @ own["indexer.attn_k"].T
-    spread = k - k.mean(-1, keepdims=True)
-    k = rms(spread, EPS, own["indexer.k_norm"]) + own["indexer.k_norm.bias"]
+    k = layer_norm(k, EPS, own["indexer.k_norm"], own["indexer.k_norm.bias"])
     q, k = turned(q, _angles(count)), turned(k, _angles(count))
     scores = np.maximum(np.einsum("thd,kd->thk", q, k), 0)
     summed = np.einsum("th,thk->tk", x @ own["indexer.proj"].T, scores)
@@ -181,8 +180,4 @@ def _attention(x: Numbers, own: Weights, seen: Numbers) -> Numbers:
 def _mlp(x: Numbers, own: Weights) -> Numbers:
     if "ffn_gate_inp" not in own:
         return swiglu(x, own["ffn_gate"], own["ffn_up"], own["ffn_down"], np.inf)
-    scores = sigmoid(x @ own["ffn_gate_inp"].T)
-    best = np.argsort(-(scores + own["exp_probs_b.bias"]), axis=1, kind="stable")[:, :TOP]
-    shares = np.take_along_axis(scores, best, axis=1)
-    shares = shares / shares.sum(1, keepdims=True) * SCALE
-    return mixture(x, own, best, shares, LIMIT, np.inf)
+    return mixture(x, own, *by_sigmoid(x, own, TOP, SCALE), LIMIT, np.inf)

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf_files import TOKENIZER, Quantize, plain, quantized
+from gguf_files import TOKENIZER, Quantize, add_metadata, finish, plain, quantized
 
 Numbers = npt.NDArray[Any]
 Weights = dict[str, Numbers]
@@ -37,6 +37,13 @@ class Random:
             f"{name}_scale.weight": self.norm(scales),
         }
 
+    def mlp(self, hidden: int, width: int) -> Weights:
+        return {
+            "ffn_gate.weight": self.matrix(width, hidden),
+            "ffn_up.weight": self.matrix(width, hidden),
+            "ffn_down.weight": self.matrix(hidden, width),
+        }
+
     def experts(self, count: int, hidden: int, width: int) -> Weights:
         """With one that every token goes through."""
         return {
@@ -60,27 +67,14 @@ def write_gguf(
     """`metadata` by key below the architecture; None leaves a key out."""
     writer = gguf.GGUFWriter(file, architecture)
     own = {f"{architecture}.{key}": value for key, value in metadata.items()}
-    for key, value in {**TOKENIZER, **own}.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif value is not None:
-            writer.add_uint32(key, value)
+    add_metadata(writer, {**TOKENIZER, **own})
     for name, numbers in weights.items():
         if numbers.dtype == np.int32:
             writer.add_tensor(name, numbers)
             continue
         kind = gguf.GGMLQuantizationType[quantize(name, numbers)]
         writer.add_tensor(name, quantized(numbers, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def of_layer(weights: Weights, layer: int) -> Weights:
@@ -95,6 +89,10 @@ def of_layer(weights: Weights, layer: int) -> Weights:
 def rms(x: Numbers, eps: float, weight: Numbers | float = 1.0) -> Numbers:
     found: Numbers = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
     return found
+
+
+def layer_norm(x: Numbers, eps: float, weight: Numbers, bias: Numbers) -> Numbers:
+    return rms(x - x.mean(-1, keepdims=True), eps, weight) + bias
 
 
 def sigmoid(x: Numbers) -> Numbers:
@@ -149,6 +147,22 @@ def mixture(
             parts = (own[f"ffn_{part}_exps"][expert] for part in named)
             found[token] += weight * swiglu(x[token], *parts, limit)
     return found
+
+
+def by_sigmoid(x: Numbers, own: Weights, top: int, scale: float) -> tuple[Numbers, Numbers]:
+    """The best experts and their shares, as DeepSeek V3 chooses them, [tokens, experts of one]."""
+    return chosen_experts(sigmoid(x @ own["ffn_gate_inp"].T), own, top, scale)
+
+
+def chosen_experts(
+    scores: Numbers, own: Weights, top: int, scale: float, told: Numbers | None = None
+) -> tuple[Numbers, Numbers]:
+    """By scores [tokens, experts], or those that are `told`."""
+    best = told
+    if best is None:
+        best = np.argsort(-(scores + own["exp_probs_b.bias"]), axis=1, kind="stable")[:, :top]
+    shares = np.take_along_axis(scores, best, axis=1)
+    return best, shares / shares.sum(1, keepdims=True) * scale
 
 
 def swiglu(x: Numbers, gate: Numbers, up: Numbers, down: Numbers, limit: float) -> Numbers:

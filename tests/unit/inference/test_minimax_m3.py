@@ -32,6 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("m3"))
 
 
+def write_like(source: Path, folder: Path, weights: dict[str, mx.array]) -> None:
+    """Of the same configuration."""
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text((source / "config.json").read_text())
+
+
 def of_mlx(folder: Path) -> np.ndarray:
     model, _ = load_model(folder, lazy=True)
     model.set_dtype(mx.float32)
@@ -107,8 +113,7 @@ def test_a_shared_expert_among_the_others_is_left_to_mlx(folder: Path, tmp_path:
     for name in shared:
         stack = name.replace("shared_experts", "switch_mlp")
         weights[stack] = mx.concatenate([weights[stack], weights.pop(name)[None]])
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    write_like(folder, tmp_path, weights)
     with pytest.raises(ModelUnsupported, match="is of 5 experts, not 4"):
         CheckpointModel(tmp_path)
     assert (of_mlx(tmp_path) == of_mlx(folder)).all()
@@ -117,9 +122,6 @@ def test_a_shared_expert_among_the_others_is_left_to_mlx(folder: Path, tmp_path:
 def test_weights_of_another_shape_than_said_are_refused(folder: Path, tmp_path: Path) -> None:
     weights = mx.load(str(folder / "model.safetensors"))
     name = next(name for name in weights if name.endswith("index_q_proj.weight"))
-    mx.save_safetensors(
-        str(tmp_path / "model.safetensors"), {**weights, name: mx.zeros((4 * 16, 64))}
-    )
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    write_like(folder, tmp_path, {**weights, name: mx.zeros((4 * 16, 64))})
     with pytest.raises(ModelUnsupported, match="index_q_proj has 64 rows, not 2 heads of 16"):
         NativeRing(tmp_path)
