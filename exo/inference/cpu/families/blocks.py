@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo.errors import ModelUnsupported
-
-PAGE = 64
-"""Tokens in a page of the KV cache (kPageTokens of the kernels); a block is whole pages."""
+from exo.inference.batch import PAGE_TOKENS
 
 
 @dataclass(frozen=True)
 class Blocks:
     """A query attends to `most` blocks of `size` tokens, of which the `local` newest are always
     among them; an indexer with a head of `dim` numbers for each KV head chooses the others, in
-    these layers."""
+    these layers. A block is whole pages of the KV cache."""
 
     layers: frozenset[int]
     dim: int
@@ -73,10 +71,10 @@ def minimax_blocks(config: Mapping[str, Any]) -> Blocks | None:
         raise ModelUnsupported(
             "blocks chosen otherwise than by their best key and by being the newest"
         )
-    if blocks.size % PAGE or blocks.dim % 16 or not 1 <= blocks.local <= blocks.most:
+    if blocks.size % PAGE_TOKENS or blocks.dim % 16 or not 1 <= blocks.local <= blocks.most:
         raise ModelUnsupported(
             f"{blocks.most} blocks of {blocks.size} tokens, {blocks.local} of them the newest, by "
-            f"heads of {blocks.dim}; the cpu engine takes blocks that {PAGE} divides, heads that "
-            "16 divides, and at least the newest block"
+            f"heads of {blocks.dim}; the cpu engine takes blocks that {PAGE_TOKENS} divides, heads "
+            "that 16 divides, and at least the newest block"
         )
     return blocks

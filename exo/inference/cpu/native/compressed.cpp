@@ -92,7 +92,7 @@ void Model::compressed_attention(const Layer& layer, int place, int64_t state) {
     k.store_value(key, page + half, slot, width, kv_type());
   });
 
-  const int64_t after_window = own.window_pages() * 2 * half / static_cast<int64_t>(sizeof(float));
+  const int64_t after_window = own.window_floats(kv_type());
   Entries* entries = compressor ? &entries_of(own.ratio()) : nullptr;
   if (compressor) {
     compress(*compressor, rope, kv, gate, state + after_window, *entries, place, true);
@@ -153,15 +153,12 @@ void Model::compressed_attention(const Layer& layer, int place, int64_t state) {
 // overwritten there while others still see them.
 std::vector<std::vector<uint8_t*>> Model::window_pages(const Layer& layer, int64_t state) {
   const CompressedAttention& own = *layer.compressed;
-  const int64_t bytes = 2 * KVView::half_bytes(kv_type(), own.dim), ring = own.window_pages();
+  const int64_t bytes = own.page_bytes(kv_type()), ring = own.window_pages();
   std::vector<std::vector<uint8_t*>> pages;
-  const auto first_of = [&own](const Slice& slice) {
-    return std::max<int64_t>(0, slice.start + 1 - own.window) / kPageTokens;
-  };
   int64_t needed = 0;
   for (const Slice& slice : *slices_) {
     const int64_t last = (slice.start + slice.length - 1) / kPageTokens;
-    if (slice.length > 1) needed += last - first_of(slice) + 1;
+    if (slice.length > 1) needed += last - own.first_page(slice.start) + 1;
   }
   if (window_memory_.size() < at_least(needed * bytes)) {
     window_memory_.resize(at_least(needed * bytes));
@@ -172,7 +169,7 @@ std::vector<std::vector<uint8_t*>> Model::window_pages(const Layer& layer, int64
     uint8_t* kept = reinterpret_cast<uint8_t*>(state_[s] + state);
     const int64_t last = (slice.start + slice.length - 1) / kPageTokens;
     std::vector<uint8_t*>& table = pages.emplace_back(at_least(last + 1), nullptr);
-    for (int64_t p = first_of(slice); p <= last; p++) {
+    for (int64_t p = own.first_page(slice.start); p <= last; p++) {
       uint8_t* page = kept + p % ring * bytes;
       if (slice.length > 1) {
         if (p * kPageTokens < slice.start) std::memcpy(next, page, at_least(bytes));
@@ -187,15 +184,14 @@ std::vector<std::vector<uint8_t*>> Model::window_pages(const Layer& layer, int64
 
 void Model::keep_windows(const Layer& layer, int64_t state) {
   const CompressedAttention& own = *layer.compressed;
-  const int64_t bytes = 2 * KVView::half_bytes(kv_type(), own.dim), ring = own.window_pages();
+  const int64_t bytes = own.page_bytes(kv_type()), ring = own.window_pages();
   const uint8_t* next = window_memory_.data();
   for (size_t s = 0; s < slices_->size(); s++) {
     const Slice& slice = (*slices_)[s];
     if (slice.length == 1) continue;
     uint8_t* kept = reinterpret_cast<uint8_t*>(state_[s] + state);
-    const int64_t first = std::max<int64_t>(0, slice.start + 1 - own.window) / kPageTokens;
     const int64_t last = (slice.start + slice.length - 1) / kPageTokens;
-    for (int64_t p = first; p <= last; p++, next += bytes) {
+    for (int64_t p = own.first_page(slice.start); p <= last; p++, next += bytes) {
       if (p + ring > last) std::memcpy(kept + p % ring * bytes, next, at_least(bytes));
     }
   }
@@ -300,15 +296,8 @@ void Model::score_entries(const Layer& layer, Entries& entries, int place) {
   const Rope& rope = ropes[at_least(layer.rope)];
   const int64_t pairs = static_cast<int64_t>(rope.frequencies.size());
   const int64_t width = int64_t{indexer.heads} * indexer.dim;
-  grow(index_q_, rows_ * width);
-  grow(index_weights_, rows_ * indexer.heads);
-  run_linear({{indexer.q.get(), &gated_, 0, rows_, index_q_.data(), width}}, spec_.precise);
-  run_linear({{indexer.weights.get(), &normed_, 0, rows_, index_weights_.data(), indexer.heads}},
-             true);
-  const float scale = 1.f / std::sqrt(static_cast<float>(width));
+  ask_indexer(indexer);
   each_row(rows_, [&](int64_t i) {
-    for (int h = 0; h < indexer.heads; h++)
-      index_weights_[at_least(i * indexer.heads + h)] *= scale;
     turn_last(index_q_.data() + i * width, indexer.heads, indexer.dim, rope,
               cos_[at_least(layer.rope)].data() + i * pairs,
               sin_[at_least(layer.rope)].data() + i * pairs);

@@ -23,8 +23,7 @@ int64_t Layer::state_floats(KVType type) const {
   if (const Compressor* own = pools()) return own->state_floats();
   if (compressed) {
     const CompressedAttention& own = *compressed;
-    const int64_t page = 2 * KVView::half_bytes(type, own.dim);
-    int64_t floats = own.window_pages() * page / static_cast<int64_t>(sizeof(float));
+    int64_t floats = own.window_floats(type);
     for (const auto& compressor : {own.compressor, own.index_compressor}) {
       if (compressor) floats += compressor->state_floats();
     }

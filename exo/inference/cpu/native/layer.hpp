@@ -2,6 +2,7 @@
 // mixtures, and what stands around them.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -157,6 +158,15 @@ struct CompressedAttention {
 
   int ratio() const { return compressor ? compressor->ratio : 0; }
   int64_t window_pages() const { return (window + kPageTokens - 2) / kPageTokens + 1; }
+  // The first one that a query at `position` sees.
+  int64_t first_page(int64_t position) const {
+    return std::max<int64_t>(0, position + 1 - window) / kPageTokens;
+  }
+  // A page has keys and values.
+  int64_t page_bytes(KVType type) const { return 2 * KVView::half_bytes(type, dim); }
+  int64_t window_floats(KVType type) const {
+    return window_pages() * page_bytes(type) / static_cast<int64_t>(sizeof(float));
+  }
 };
 
 // DeepSeek V4's residuals (arXiv:2512.24880): a token has several hidden states. `mix` makes of all

@@ -160,6 +160,8 @@ class Model {
   void gate_output(const Layer& layer, float* gate, int64_t width, int64_t row);
   // `place` in the KV cache, `pools` among the entries of its indexer.
   void latent_attention(const Layer& layer, int place, int pools, int64_t state);
+  // An indexer's queries of all rows, not yet turned, and the weights of their heads.
+  void ask_indexer(const Indexer& indexer);
   void index_pools(const Layer& layer, int place, int64_t state);
   void expand_pools(const LatentAttention& latent);
   // `place` among the entries of the layer's ratio.

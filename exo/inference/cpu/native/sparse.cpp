@@ -62,26 +62,27 @@ void choose_best(const float* scores, int64_t count, int64_t most, int32_t* chos
   std::copy_n(order.begin(), most, chosen);
 }
 
+void Model::ask_indexer(const Indexer& indexer) {
+  const int64_t heads = indexer.heads, width = heads * indexer.dim;
+  grow(index_q_, rows_ * width);
+  grow(index_weights_, rows_ * heads);
+  float* weights = index_weights_.data();
+  run_linear({{indexer.q.get(), &gated_, 0, rows_, index_q_.data(), width}}, spec_.precise);
+  run_linear({{indexer.weights.get(), &normed_, 0, rows_, weights, heads}}, true);
+  const float scale = 1.f / std::sqrt(static_cast<float>(width));
+  for (int64_t i = 0; i < rows_ * heads; i++) weights[i] *= scale;
+}
+
 void Model::index(const Layer& layer, int index) {
   const KernelTable& k = kernels();
   const Indexer& indexer = *layer.latent->indexer;
   const int64_t most = layer.latent->most, dim = indexer.dim, width = indexer.heads * dim;
   const bool chooses = !choosing_rows(most, 1).empty();
   grow(k_, rows_ * dim);
-  std::vector<LinearJob> jobs = {{indexer.k.get(), &normed_, 0, rows_, k_.data(), dim}};
-  if (chooses) {
-    grow(index_q_, rows_ * width);
-    grow(index_weights_, rows_ * indexer.heads);
-    jobs.push_back({indexer.q.get(), &gated_, 0, rows_, index_q_.data(), width});
-  }
-  run_linear(jobs, spec_.precise);
-  if (chooses) {
-    float* weights = index_weights_.data();
-    run_linear({{indexer.weights.get(), &normed_, 0, rows_, weights, indexer.heads}}, true);
-  }
+  run_linear({{indexer.k.get(), &normed_, 0, rows_, k_.data(), dim}}, spec_.precise);
+  if (chooses) ask_indexer(indexer);
   const size_t r = static_cast<size_t>(layer.rope);
   const int pairs = static_cast<int>(ropes[r].frequencies.size());
-  const float scale = 1.f / std::sqrt(static_cast<float>(width));
   const int64_t turned = indexer.turns_last ? dim - 2 * pairs : 0;
   each_row(rows_, [&](int64_t i) {
     float* key = k_.data() + i * dim;
@@ -90,8 +91,6 @@ void Model::index(const Layer& layer, int index) {
     const float *cos = cos_[r].data() + i * pairs, *sin = sin_[r].data() + i * pairs;
     k.rotate(key + turned, 1, indexer.dim, pairs, indexer.interleaved, cos, sin);
     if (chooses) {
-      float* weights = index_weights_.data() + i * indexer.heads;
-      for (int h = 0; h < indexer.heads; h++) weights[h] *= scale;
       k.rotate(index_q_.data() + i * width + turned, indexer.heads, indexer.dim, pairs,
                indexer.interleaved, cos, sin);
     }
@@ -111,7 +110,7 @@ void Model::index_pools(const Layer& layer, int place, int64_t state) {
   const KernelTable& k = kernels();
   const LatentAttention& latent = *layer.latent;
   const Indexer& indexer = *latent.indexer;
-  const int64_t dim = indexer.dim, width = indexer.heads * dim, pools = latent.most / latent.pool;
+  const int64_t dim = indexer.dim, pools = latent.most / latent.pool;
   const bool chooses = !choosing_rows(pools, latent.pool).empty();
   grow(k_, rows_ * dim);
   grow(v_, rows_ * dim);
@@ -126,13 +125,7 @@ void Model::index_pools(const Layer& layer, int place, int64_t state) {
   Entries& entries = entries_of(latent.pool);
   compress(*indexer.pools, {}, k_.data(), v_.data(), state, entries, place, false);
   if (!chooses) return;
-  grow(index_q_, rows_ * width);
-  grow(index_weights_, rows_ * indexer.heads);
-  float* weights = index_weights_.data();
-  run_linear({{indexer.q.get(), &gated_, 0, rows_, index_q_.data(), width}}, spec_.precise);
-  run_linear({{indexer.weights.get(), &normed_, 0, rows_, weights, indexer.heads}}, true);
-  const float scale = 1.f / std::sqrt(static_cast<float>(width));
-  for (int64_t i = 0; i < rows_ * indexer.heads; i++) weights[i] *= scale;
+  ask_indexer(indexer);
   std::vector<KVView> keys;
   for (uint8_t* const* pages : entries.pages) {
     keys.push_back(entries.cache->view(pages, place, 0));
