@@ -64,9 +64,22 @@ inline I and_si512(I a, I b) {
   const auto x = lanes<int32_t>(a), y = lanes<int32_t>(b);
   return each<int32_t, I>([&](int i) { return x.at[i] & y.at[i]; });
 }
-inline I or_si512(I a, I b) {
-  const auto x = lanes<int32_t>(a), y = lanes<int32_t>(b);
-  return each<int32_t, I>([&](int i) { return x.at[i] | y.at[i]; });
+// Bit `4 a + 2 b + c` of `truth`, for each bit of the three.
+inline I ternarylogic_epi64(I a, I b, I c, int truth) {
+  const auto x = lanes<uint64_t>(a), y = lanes<uint64_t>(b), z = lanes<uint64_t>(c);
+  return each<uint64_t, I>([&](int i) {
+    uint64_t found = 0;
+    for (int k = 0; k < 8; k++) {
+      if ((truth >> k & 1) == 0) continue;
+      found |= (k & 4 ? x.at[i] : ~x.at[i]) & (k & 2 ? y.at[i] : ~y.at[i]) &
+               (k & 1 ? z.at[i] : ~z.at[i]);
+    }
+    return found;
+  });
+}
+inline I sllv_epi32(I a, I by) {
+  const auto x = lanes<uint32_t>(a), y = lanes<uint32_t>(by);
+  return each<uint32_t, I>([&](int i) { return y.at[i] < 32 ? x.at[i] << y.at[i] : 0; });
 }
 template <typename T>
 inline I left(I a, unsigned count) {
@@ -185,9 +198,9 @@ inline F dpbf16_ps(F sum, V a, V b) {
 #define _mm512_set1_epi32 exo::emulated::set1_epi32
 #define _mm512_set1_ps exo::emulated::set1_ps
 #define _mm512_and_si512 exo::emulated::and_si512
-#define _mm512_or_si512 exo::emulated::or_si512
-#define _mm512_slli_epi16 exo::emulated::left<uint16_t>
+#define _mm512_ternarylogic_epi64 exo::emulated::ternarylogic_epi64
 #define _mm512_slli_epi32 exo::emulated::left<uint32_t>
+#define _mm512_sllv_epi32 exo::emulated::sllv_epi32
 #define _mm512_srli_epi16 exo::emulated::right<uint16_t>
 #define _mm512_srli_epi32 exo::emulated::right<uint32_t>
 #define _mm512_shuffle_epi8 exo::emulated::shuffle_epi8

@@ -248,12 +248,11 @@ void Matrix::read_row(int64_t row, float* out) const {
     }
     return;
   }
-  const Planes planes = planes_of(bits);
   for (int64_t g = 0; g < groups(); g++) {
     const RowScale s = is_super ? super_scale(start, r, g) : affine_scale(start, r, g);
     for (int i = 0; i < group; i++) {
       const int64_t column = g * group + i;
-      int q = value_at(unit(start, column), planes, r, static_cast<int>(column % kUnitCols));
+      int q = value_at(unit(start, column), bits, r, static_cast<int>(column % kUnitCols));
       if (table != Table::kNone) q = values_of(table)[q];
       out[column] = s.scale * static_cast<float>(q - s.zero) + s.offset;
     }

@@ -236,15 +236,15 @@ constexpr SuperForm super_form(Coding coding) {
 // Affine (bits 2, 3, 4, 5, 6 or 8; w = scale * q + offset per group of 32, 64 or 128 columns, as
 // MLX quantizes): a block is its groups one after the other; a group is its units of 32 columns,
 // then 16 scales, then 16 offsets. A unit is 8 slabs of 4 columns; a slab is 64 bytes, byte
-// 4 * row + j holding column j, and is stored in bit planes of 64-byte lines:
-//   8 bits: 8 lines, a slab each;
-//   the low 4 bits (of 4, 5, 6): 4 lines, line i holding slabs 2i and 2i + 1 in its nibbles;
-//   the low 2 bits (of 2, 3): 2 lines, line i holding slabs 4i to 4i + 3;
-//   above these, 1 bit (of 3, 5): 1 line, bit i for slab i; 2 bits (of 6): 2 lines as for the
-//   low 2.
-// So a unit is `bits` lines, and 64 consecutive bytes feed 16 rows at once. With a table (4 bits) q
-// is its entry. Where the offset is always -zero * scale, as in most of GGUF's formats, there are
-// no offsets: the scales of two groups come after the units of both.
+// 4 * row + j holding column j, and is stored in 64-byte lines:
+//   8, 4, 2 bits: a line is one, two or four slabs, the first in its lowest bits;
+//   6 bits: three lines are slabs, and the upper two bits of all three a fourth one;
+//   5 bits: five lines are slabs, and their upper three bits the other three;
+//   3 bits: a line is two slabs, and the upper two bits of all three lines the other two.
+// slabs.hpp says which bits go where. So a unit is `bits` lines, and 64 consecutive bytes feed 16
+// rows at once. With a table (4 bits) q is its entry. Where the offset is always -zero * scale, as
+// in most of GGUF's formats, there are no offsets: the scales of two groups come after the units of
+// both.
 //
 // Super (the K formats of GGUF, bits 2, 3, 4, 5 or 6, and its IQ formats; groups of 16 or 32
 // columns whose scale is a small integer times the float16 of their 256): a block is its

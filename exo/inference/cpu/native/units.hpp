@@ -3,72 +3,36 @@
 
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
-#include "matrix.hpp"
+#include "slabs.hpp"
 
 namespace exo {
-
-inline constexpr int kLine = 64;
-inline constexpr int kSlabs = 8;
-
-// Where a bit plane puts (slab, row, column j of the slab): line, byte, shift.
-struct Plane {
-  int first_line, slabs_per_line, low_bit, width;
-};
-
-struct Planes {
-  int count;
-  Plane plane[2];
-};
-
-constexpr Planes planes_of(int bits) {
-  switch (bits) {
-    case 2:
-      return {1, {{0, 4, 0, 2}, {}}};
-    case 3:
-      return {2, {{0, 4, 0, 2}, {2, 8, 2, 1}}};
-    case 4:
-      return {1, {{0, 2, 0, 4}, {}}};
-    case 5:
-      return {2, {{0, 2, 0, 4}, {4, 8, 4, 1}}};
-    case 6:
-      return {2, {{0, 2, 0, 4}, {4, 4, 4, 2}}};
-    case 8:
-      return {1, {{0, 1, 0, 8}, {}}};
-    default:
-      throw std::invalid_argument("bits " + std::to_string(bits));
-  }
-}
 
 // One row's 32 values into a unit; four columns at a time, a byte each.
 template <int BITS>
 void put_unit(uint8_t* unit, int row, const uint8_t* values) {
-  constexpr Planes planes = planes_of(BITS);
-  uint32_t slabs[kSlabs];
+  uint32_t slabs[kSlabs], lines[BITS] = {};
   std::memcpy(slabs, values, sizeof slabs);
-  for (int p = 0; p < planes.count; p++) {
-    const auto [first_line, per_line, low_bit, width] = planes.plane[p];
-    const uint32_t mask = ((1u << width) - 1) * 0x01010101u;
-    for (int line = 0; line < kSlabs / per_line; line++) {
-      uint32_t word = 0;
-      for (int i = 0; i < per_line; i++) {
-        word |= (slabs[line * per_line + i] >> low_bit & mask) << (i * width);
-      }
-      std::memcpy(unit + (first_line + line) * kLine + 4 * row, &word, 4);
+  for (int slab = 0; slab < kSlabs; slab++) {
+    const Pieces pieces = pieces_of(BITS, slab);
+    for (int i = 0; i < pieces.count; i++) {
+      const auto [line, low, width, at] = pieces.piece[i];
+      const uint32_t mask = ((1u << width) - 1) * 0x01010101u;
+      lines[line] |= (slabs[slab] >> at & mask) << low;
     }
+  }
+  for (int line = 0; line < BITS; line++) {
+    std::memcpy(unit + line * kLine + 4 * row, lines + line, 4);
   }
 }
 
 // The value of column i of a unit.
-inline int value_at(const uint8_t* unit, const Planes& planes, int row, int i) {
+inline int value_at(const uint8_t* unit, int bits, int row, int i) {
+  const Pieces pieces = pieces_of(bits, i / 4);
   int value = 0;
-  for (int p = 0; p < planes.count; p++) {
-    const auto [first_line, per_line, low_bit, width] = planes.plane[p];
-    const int slab = i / 4;
-    const int byte = unit[(first_line + slab / per_line) * kLine + 4 * row + i % 4];
-    value |= (byte >> (slab % per_line * width) & ((1 << width) - 1)) << low_bit;
+  for (int p = 0; p < pieces.count; p++) {
+    const auto [line, low, width, at] = pieces.piece[p];
+    value |= (unit[line * kLine + 4 * row + i % 4] >> low & ((1 << width) - 1)) << at;
   }
   return value;
 }

@@ -8,71 +8,53 @@
 #include <climits>
 #include <type_traits>
 
+#include "../slabs.hpp"
 #include "vector.hpp"
 
 namespace exo::EXO_ISA {
+
+// One slab of the unit at `p`.
+template <Coding C, int SLAB>
+EXO_INLINE Ops::Bytes decode_slab(const uint8_t* p) {
+  constexpr Pieces kPieces = pieces_of(C.bits, SLAB);
+  const auto shifted = [&](auto index) __attribute__((always_inline)) {
+    constexpr Piece kPiece = kPieces.piece[index.value];
+    constexpr int kRight = kPiece.low - kPiece.at;
+    static_assert(kRight >= 0);
+    const Ops::Bytes line = Ops::load(p + kLine * kPiece.line);
+    if constexpr (kRight == 0) return line;
+    return Ops::shift_right(line, kRight);
+  };
+  Ops::Bytes value = shifted(std::integral_constant<int, 0>{});
+  const auto join = [&](auto index) __attribute__((always_inline)) {
+    if constexpr (index.value < kPieces.count) {
+      value = Ops::select((1 << kPieces.piece[index.value].at) - 1, value, shifted(index));
+    }
+  };
+  join(std::integral_constant<int, 1>{});
+  join(std::integral_constant<int, 2>{});
+  if constexpr (C.bits < 8) value = Ops::and_mask(value, (1 << C.bits) - 1);
+  if constexpr (C.table != Table::kNone) value = Ops::entries(values_of(C.table), value);
+  return value;
+}
 
 // Calls use(slab, Bytes[B]) for the 8 slabs of a unit (matrix.hpp) of B blocks, `apart` bytes from
 // one to the next.
 template <Coding C, int B, typename Use>
 EXO_INLINE void decode_units(const uint8_t* unit, int64_t apart, const Use& use) {
-  using Bytes = Ops::Bytes;
-  constexpr int BITS = C.bits;
-  const auto line = [&](int b, int i) __attribute__((always_inline)) {
-    return Ops::load(unit + b * apart + 64 * i);
+  const auto decode = [&](auto slab) __attribute__((always_inline)) {
+    Ops::Bytes weights[B];
+    for (int b = 0; b < B; b++) weights[b] = decode_slab<C, slab.value>(unit + b * apart);
+    use(slab.value, weights);
   };
-  if constexpr (BITS == 8) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-      Bytes slab[B];
-      for (int b = 0; b < B; b++) slab[b] = line(b, i);
-      use(i, slab);
-    }
-  } else if constexpr (BITS >= 4) {
-    Bytes high[B];
-    for (int b = 0; b < B; b++) high[b] = line(b, BITS == 4 ? 0 : 4);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-      Bytes even[B], odd[B];
-      for (int b = 0; b < B; b++) {
-        const Bytes low = line(b, i);
-        even[b] = Ops::and_mask(low, 15);
-        odd[b] = Ops::and_mask(Ops::shift_right(low, 4), 15);
-        const auto add_high = [&](int bits, int at) __attribute__((always_inline)) {
-          const int mask = (1 << bits) - 1;
-          const Bytes first = Ops::and_mask(Ops::shift_right(high[b], at), mask);
-          const Bytes second = Ops::and_mask(Ops::shift_right(high[b], at + bits), mask);
-          even[b] = Ops::or_left(even[b], first, 4);
-          odd[b] = Ops::or_left(odd[b], second, 4);
-        };
-        if constexpr (BITS == 5) add_high(1, 2 * i);
-        if constexpr (BITS == 6) {
-          if (i == 2) high[b] = line(b, 5);
-          add_high(2, 4 * (i % 2));
-        }
-        if constexpr (C.table != Table::kNone) {
-          even[b] = Ops::entries(values_of(C.table), even[b]);
-          odd[b] = Ops::entries(values_of(C.table), odd[b]);
-        }
-      }
-      use(2 * i, even);
-      use(2 * i + 1, odd);
-    }
-  } else {
-    Bytes high[B];
-    for (int b = 0; b < B; b++) high[b] = line(b, BITS == 2 ? 0 : 2);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-      Bytes slab[B];
-      for (int b = 0; b < B; b++) {
-        slab[b] = Ops::and_mask(Ops::shift_right(line(b, i / 4), 2 * (i % 4)), 3);
-        if constexpr (BITS == 3) {
-          slab[b] = Ops::or_left(slab[b], Ops::and_mask(Ops::shift_right(high[b], i), 1), 2);
-        }
-      }
-      use(i, slab);
-    }
-  }
+  decode(std::integral_constant<int, 0>{});
+  decode(std::integral_constant<int, 1>{});
+  decode(std::integral_constant<int, 2>{});
+  decode(std::integral_constant<int, 3>{});
+  decode(std::integral_constant<int, 4>{});
+  decode(std::integral_constant<int, 5>{});
+  decode(std::integral_constant<int, 6>{});
+  decode(std::integral_constant<int, 7>{});
 }
 
 // The same of one block: use(slab, Bytes).
@@ -297,6 +279,15 @@ struct Ahead {
     for (int i = 0; i < lines; i++, at += 64) __builtin_prefetch(at);
   }
 };
+
+// Leaves a loop's sum in its register, where gcc 12 would move each of a dozen to another one and
+// back in every round.
+template <typename V>
+EXO_INLINE void stay([[maybe_unused]] V& sum) {
+#ifdef __AVX512F__
+  asm("" : "+v"(sum));
+#endif
+}
 
 // The first bytes of what is multiplied next, up to `most`, spread evenly over `steps`; no more
 // than `most_lines` with one of them.

@@ -193,11 +193,21 @@ struct SuperPanels {
 #endif
 };
 
-// Tiles of pairs of blocks, for 1 to kTileRows rows.
+// Rows of a tile of pairs of blocks. Where each result has two sums, those of its unit's halves,
+// registers have room for fewer.
+template <Coding C, Layout L>
+constexpr int pair_rows() {
+  if constexpr (L == Layout::kSuper) {
+    if (SuperTraits<C>::kHalves == 2 && Ops::kTileRows > 4) return 4;
+  }
+  return Ops::kTileRows;
+}
+
+// Tiles of pairs of blocks, for 1 to pair_rows rows.
 template <Coding C, Layout L, int M>
 constexpr PackedTile pair_tile() {
   constexpr int kRows = is_rare<C, L>() ? (M + 1) / 2 * 2 : M;
-  if constexpr (M <= Ops::kTileRows) return tile_from_packed<C, L, kRows, Ops::kTileBlocks>();
+  if constexpr (M <= pair_rows<C, L>()) return tile_from_packed<C, L, kRows, Ops::kTileBlocks>();
   return nullptr;
 }
 template <Coding C, Layout L>
@@ -220,7 +230,7 @@ inline constexpr int64_t kSetBytes = 256 << 10;
 template <Coding C, Layout L>
 void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride, Upcoming upcoming) {
-  constexpr int M = Ops::kTileRows, B = Ops::kTileBlocks;
+  constexpr int M = pair_rows<C, L>(), B = Ops::kTileBlocks;
   const int64_t steps = w.cols / x.flag_cols(), listed = steps + 1, bytes = w.block_bytes();
   // Alike, as one of few rows costs nearly as much as one of many.
   const int64_t tiles = (rows + M - 1) / M, size = (rows + tiles - 1) / tiles;

@@ -57,6 +57,12 @@ struct SlabSums {
     }
   }
 
+  EXO_INLINE void stay_where_they_are() {
+    for (int b = 0; b < B; b++) {
+      for (int m = 0; m < M; m++) stay(total[b][m][0]);
+    }
+  }
+
   // The float steps of a group of block `b`.
   template <typename Rows>
   EXO_INLINE void finish_group(int b, const Rows& rows, typename O::Float scale,
@@ -134,7 +140,9 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
   SlabSums<weight_bits<C>(), ZERO, M, sums_of_few(M), B> sums[N];
   for (int n = 0; n < N; n++) sums[n].begin(RowsOfPart{x.part[n].groups, x.groups});
   int64_t at = 0;
-  for (int u = 0; u < shape.units; u++, p += 64 * C.bits, at += kUnitCols) {
+  // All groups that have a zero are one unit. Where that is known, sums stay in registers.
+  const int units = ZERO >= 0 ? 1 : shape.units;
+  for (int u = 0; u < units; u++, p += 64 * C.bits, at += kUnitCols) {
     if constexpr (B == 1) prefetch<M, C.bits>(p, shape.pass_by);
     decode_units<C, B>(p, shape.apart,
                        [&](int slab, const Ops::Bytes(&weights)[B]) __attribute__((always_inline)) {
@@ -142,6 +150,7 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
                            sums[n].add(slab, weights, x.part[n].values + at + 4 * slab, x.stride);
                          }
                        });
+    for (int n = 0; ZERO < 0 && M > 2 && n < N; n++) sums[n].stay_where_they_are();
   }
   if constexpr (B == 1) prefetch<M, 1>(p, shape.pass_by);
   for (int b = 0; b < B; b++) {

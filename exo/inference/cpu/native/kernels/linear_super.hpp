@@ -123,6 +123,10 @@ struct UnitSums {
         const auto both = O::add_times(first, group[1], codes[b][1]);
         return O::add_times(total, both, O::same_int(multiple));
       }
+      if constexpr (M > 2 && HALVES == 1 && requires { O::times_few; }) {
+        const auto code = codes[b][0];
+        return O::add_times(total, group[0], O::times_few(code, O::thrice(code), multiple));
+      }
       for (int h = 0; h < HALVES; h++) {
         total = O::add_times(total, group[h], O::times(codes[b][h], multiple));
       }
@@ -266,6 +270,7 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
       for (int b = 0; b < B; b++) {
         Ops::Int& own = total[n][b * M + m];
         own = sums[n].added(b, m, own, codes, multiple);
+        if constexpr (M > 2) stay(own);
       }
     }
   }

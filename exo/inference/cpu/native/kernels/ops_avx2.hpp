@@ -47,9 +47,12 @@ struct Ops {
   static EXO_INLINE Bytes shift_right(Bytes b, int count) {
     return {_mm256_srli_epi16(b.v[0], count), _mm256_srli_epi16(b.v[1], count)};
   }
-  static EXO_INLINE Bytes or_left(Bytes b, Bytes high, int count) {
-    return {_mm256_or_si256(b.v[0], _mm256_slli_epi16(high.v[0], count)),
-            _mm256_or_si256(b.v[1], _mm256_slli_epi16(high.v[1], count))};
+  static EXO_INLINE Bytes select(int mask, Bytes a, Bytes b) {
+    const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+    for (int i = 0; i < 2; i++) {
+      a.v[i] = _mm256_or_si256(_mm256_and_si256(m, a.v[i]), _mm256_andnot_si256(m, b.v[i]));
+    }
+    return a;
   }
 
   static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {

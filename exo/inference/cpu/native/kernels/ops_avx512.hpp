@@ -27,8 +27,10 @@ struct Ops {
   static EXO_INLINE Bytes shift_right(Bytes v, int count) {
     return _mm512_srli_epi16(v, static_cast<unsigned>(count));
   }
-  static EXO_INLINE Bytes or_left(Bytes v, Bytes high, int count) {
-    return _mm512_or_si512(v, _mm512_slli_epi16(high, static_cast<unsigned>(count)));
+  // Of each byte the bits in `mask` of a, the others of b.
+  static EXO_INLINE Bytes select(int mask, Bytes a, Bytes b) {
+    const Bytes m = _mm512_set1_epi8(static_cast<char>(mask));
+    return _mm512_ternarylogic_epi64(m, a, b, 0xca);
   }
 
   static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {
@@ -68,6 +70,19 @@ struct Ops {
   static EXO_INLINE Int times(Int codes, int by) {
     return _mm512_madd_epi16(codes, _mm512_set1_epi32(by));
   }
+#ifndef EXO_TILES
+  // a times 0 to 8, by shifts: AMD's units that multiply have enough to do with dot products. (What
+  // has tiles is Intel's, which shifts in one of them.)
+  static EXO_INLINE Int thrice(Int a) { return _mm512_add_epi32(a, _mm512_add_epi32(a, a)); }
+  static EXO_INLINE Int times_few(Int a, Int thrice, int by) {
+    constexpr int32_t kNone = 32;
+    static constexpr int32_t kShifts[kMostMultiple + 1][2] = {
+        {kNone, kNone}, {0, kNone}, {1, kNone}, {kNone, 0}, {2, kNone},
+        {1, 0},         {kNone, 1}, {2, 0},     {3, kNone}};
+    return _mm512_add_epi32(_mm512_sllv_epi32(a, _mm512_set1_epi32(kShifts[by][0])),
+                            _mm512_sllv_epi32(thrice, _mm512_set1_epi32(kShifts[by][1])));
+  }
+#endif
   static EXO_INLINE Int product(Int a, Int b) { return _mm512_mullo_epi32(a, b); }
   static EXO_INLINE Int same_int(int32_t value) { return _mm512_set1_epi32(value); }
   static EXO_INLINE Int shifted_left(Int a, int count) {
@@ -89,11 +104,8 @@ struct Ops {
     return _mm512_dpbf16_ps(y, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
   }
   static constexpr int kWeightBits = 8;  // one dot product for all
-  // Decoding again for each tile of pairs costs less than to keep what was decoded, but of Q3_K and
-  // Q6_K.
-  static constexpr RowLimits row_limits(Coding coding, bool is_super) {
-    return {kAllRows, is_super && (coding.bits == 3 || coding.bits == 6) ? 28 : kAllRows};
-  }
+  // Decoding again for each tile of pairs costs less than to keep what was decoded.
+  static constexpr RowLimits row_limits(Coding, bool) { return {kAllRows, kAllRows}; }
 
   static EXO_INLINE Float zero_float() { return _mm512_setzero_ps(); }
   static EXO_INLINE Float from_f32(const float* p) { return _mm512_loadu_ps(p); }

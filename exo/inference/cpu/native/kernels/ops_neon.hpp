@@ -44,10 +44,10 @@ struct Ops {
     for (auto& v : b.v) v = vshlq_u8(v, vdupq_n_s8(static_cast<int8_t>(-count)));
     return b;
   }
-  static EXO_INLINE Bytes or_left(Bytes b, Bytes high, int count) {
-    const int8x16_t by = vdupq_n_s8(static_cast<int8_t>(count));
-    for (int i = 0; i < 4; i++) b.v[i] = vorrq_u8(b.v[i], vshlq_u8(high.v[i], by));
-    return b;
+  static EXO_INLINE Bytes select(int mask, Bytes a, Bytes b) {
+    const uint8x16_t m = vdupq_n_u8(static_cast<uint8_t>(mask));
+    for (int i = 0; i < 4; i++) a.v[i] = vbslq_u8(m, a.v[i], b.v[i]);
+    return a;
   }
 
   static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {

@@ -57,9 +57,11 @@ struct Ops {
     for (auto& byte : b.v) byte = static_cast<uint8_t>(byte >> count);
     return b;
   }
-  static EXO_INLINE Bytes or_left(Bytes b, const Bytes& high, int count) {
-    for (int i = 0; i < 64; i++) b.v[i] = static_cast<uint8_t>(b.v[i] | high.v[i] << count);
-    return b;
+  static EXO_INLINE Bytes select(int mask, Bytes a, const Bytes& b) {
+    for (int i = 0; i < 64; i++) {
+      a.v[i] = static_cast<uint8_t>((a.v[i] & mask) | (b.v[i] & ~mask));
+    }
+    return a;
   }
 
   static EXO_INLINE Bytes entries(const uint8_t* table, Bytes indices) {
