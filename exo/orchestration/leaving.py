@@ -62,8 +62,12 @@ class Leaving:
 
     @property
     def models(self) -> list[str]:
-        """In whose rings this node still has a part."""
-        return sorted({plan.model_id for plan in self._rings.plans})
+        """Of which this node still has something: a part in their rings, or layers in memory."""
+        return sorted(self._in_rings | {shard.model_id for shard in self._rings.shards})
+
+    @property
+    def _in_rings(self) -> set[str]:
+        return {plan.model_id for plan in self._rings.plans}
 
     def drain(self) -> None:
         """Begin to hand over; `models` and `problems` tell how far it is."""
@@ -103,14 +107,14 @@ class Leaving:
 
     async def _hand_over(self) -> None:
         """Until this node has no place in a ring, or only in some that nobody can take over and
-        on which nothing runs."""
+        on which nothing runs; then give back what no ring uses."""
         await self._membership.told(TOLD_S)
         self.problems.clear()
-        await asyncio.gather(*map(self._replace, self.models))
+        await asyncio.gather(*map(self._replace, self._in_rings))
         while plans := self._rings.plans:
             stuck = [plan for plan in plans if plan.model_id in self.problems]
             if len(stuck) == len(plans) and all([await self._is_idle(plan) for plan in stuck]):
-                return
+                break
             await asyncio.sleep(LOOK_S)
         for model_id in {shard.model_id for shard in self._rings.shards}:
             await self._rings.unload_unused(model_id)

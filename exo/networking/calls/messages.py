@@ -116,8 +116,8 @@ class HeldModel:
 
 @dataclass(frozen=True)
 class DrainState:
-    """`models` in whose rings a node that is drained still has a part, and by model why it cannot
-    be served without the node."""
+    """`models` of which a node that is drained still has something, a part in their rings or layers
+    in memory, and by model why it cannot be served without the node."""
 
     models: tuple[str, ...]
     problems: dict[str, str]
