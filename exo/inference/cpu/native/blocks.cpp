@@ -4,6 +4,7 @@
 // in the order of their positions, as if they were a whole context.
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "model.hpp"
 #include "rows.hpp"
@@ -12,7 +13,7 @@ namespace exo {
 
 namespace {
 
-constexpr int64_t kRowsTogether = 16;  // whose scores are in memory at once
+constexpr size_t kRowsTogether = 16;  // whose scores are in memory at once
 constexpr int kQueriesPerTask = 16;
 
 }  // namespace
@@ -50,77 +51,94 @@ void Model::index_blocks(const Layer& layer, int index) {
   });
 }
 
-void Model::attend_blocks(const Layer& layer, int index) {
-  const KernelTable& k = kernels();
-  const BlockIndexer& indexer = *layer.blocks;
-  const std::vector<int64_t> choosing = choosing_rows(indexer.all_below(), 1);
-  const int64_t dim = indexer.dim, heads = indexer.q->rows / dim, most = indexer.most;
-  const int64_t size = indexer.size, pages = size / kPageTokens;
-  const int64_t all_heads = layer.heads > 0 ? layer.heads : spec_.heads;
-  const AttentionRule rule{spec_.attention_soft_cap, 0, false};
+// index_scores_ [rows][heads][apart]: what each of the indexer's queries has with each key.
+void Model::score_keys(const BlockIndexer& indexer, int index, std::span<const int64_t> rows,
+                       int64_t apart) {
+  const int64_t dim = indexer.dim, heads = indexer.q->rows / dim;
+  grow(index_scores_, static_cast<int64_t>(rows.size()) * heads * apart);
   struct Task {
     int64_t row, count;  // of a sequence
     int64_t chunk;
     float* out;  // of the first one's first head; the others follow, `apart`
   };
   std::vector<Task> tasks;
+  for (size_t c = 0, count; c < rows.size(); c += count) {
+    count = 1;
+    const size_t slice = row_[at_least(rows[c])].slice;
+    while ((static_cast<int64_t>(count) + 1) * heads <= kQueriesPerTask &&
+           c + count < rows.size() && row_[at_least(rows[c + count])].slice == slice) {
+      count++;
+    }
+    const int64_t last = row_[at_least(rows[c + count - 1])].position;
+    for (int64_t chunk = 0; chunk <= last / kChunkTokens; chunk++) {
+      float* out =
+          index_scores_.data() + static_cast<int64_t>(c) * heads * apart + chunk * kChunkTokens;
+      tasks.push_back({rows[c], static_cast<int64_t>(count), chunk, out});
+    }
+  }
+  thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+    const Task& task = tasks[at_least(t)];
+    const Row& last = row_[at_least(task.row + task.count - 1)];
+    const int64_t seen =
+        std::min<int64_t>(kChunkTokens, last.position + 1 - task.chunk * kChunkTokens);
+    thread_local std::vector<const float*> queries;
+    queries.clear();
+    for (int64_t h = 0; h < task.count * heads; h++) {
+      queries.push_back(index_q_.data() + (task.row * heads + h) * dim);
+    }
+    kernels().multiply_chunk(cache_->view(pages_[last.slice], index + 1, 0), task.chunk,
+                             queries.data(), static_cast<int>(queries.size()),
+                             static_cast<int>(seen), task.out, apart);
+  });
+}
+
+// chosen_ [rows][heads][most]: the blocks whose best key is best, the newest ones always.
+void Model::choose_blocks(const BlockIndexer& indexer, std::span<const int64_t> rows,
+                          int64_t apart) {
+  const int64_t heads = indexer.q->rows / indexer.dim, size = indexer.size, most = indexer.most;
+  const int64_t queries = static_cast<int64_t>(rows.size()) * heads;
+  chosen_.resize(at_least(queries * most));
+  thread_pool().run(queries, [&](int64_t t) {
+    const int64_t position = row_[at_least(rows[at_least(t / heads)])].position;
+    const int64_t own = position / size;
+    float* scores = index_scores_.data() + t * apart;
+    for (int64_t b = 0; b <= own; b++) {
+      const int64_t end = std::min(position + 1, (b + 1) * size);
+      scores[b] = *std::max_element(scores + b * size, scores + end);
+      if (b > own - indexer.local) scores[b] = std::numeric_limits<float>::infinity();
+    }
+    choose_best(scores, own + 1, most, chosen_.data() + t * most);
+  });
+}
+
+void Model::attend_blocks(const Layer& layer, int index) {
+  const BlockIndexer& indexer = *layer.blocks;
+  const std::vector<int64_t> choosing = choosing_rows(indexer.all_below(), 1);
+  const int64_t heads = indexer.q->rows / indexer.dim, most = indexer.most;
+  const int64_t size = indexer.size, pages = size / kPageTokens;
+  const int64_t all_heads = layer.heads > 0 ? layer.heads : spec_.heads;
+  const AttentionRule rule{spec_.attention_soft_cap, 0, false};
   std::vector<SeeingHeads> each;
   std::vector<uint8_t*> tables;
   for (size_t first = 0; first < choosing.size(); first += kRowsTogether) {
-    const int64_t together =
-        std::min<int64_t>(kRowsTogether, static_cast<int64_t>(choosing.size() - first));
-    const auto row_of = [&](int64_t c) { return choosing[first + at_least(c)]; };
-    const auto position_of = [&](int64_t c) { return row_[at_least(row_of(c))].position; };
+    const auto rows = std::span(choosing).subspan(
+        first, std::min<size_t>(kRowsTogether, choosing.size() - first));
+    const auto position_of = [&](int64_t row) { return row_[at_least(row)].position; };
     int64_t apart = 0;
-    for (int64_t c = 0; c < together; c++) {
-      apart = std::max(apart, (position_of(c) / kChunkTokens + 1) * kChunkTokens);
+    for (const int64_t row : rows) {
+      apart = std::max(apart, (position_of(row) / kChunkTokens + 1) * kChunkTokens);
     }
-    grow(index_scores_, together * heads * apart);
-    chosen_.resize(at_least(together * heads * most));
-    tasks.clear();
-    for (int64_t c = 0, count; c < together; c += count) {
-      count = 1;
-      const size_t slice = row_[at_least(row_of(c))].slice;
-      while ((count + 1) * heads <= kQueriesPerTask && c + count < together &&
-             row_[at_least(row_of(c + count))].slice == slice) {
-        count++;
-      }
-      for (int64_t chunk = 0; chunk <= position_of(c + count - 1) / kChunkTokens; chunk++) {
-        float* out = index_scores_.data() + c * heads * apart + chunk * kChunkTokens;
-        tasks.push_back({row_of(c), count, chunk, out});
-      }
-    }
-    thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
-      const Task& task = tasks[at_least(t)];
-      const Row& last = row_[at_least(task.row + task.count - 1)];
-      const int64_t seen =
-          std::min<int64_t>(kChunkTokens, last.position + 1 - task.chunk * kChunkTokens);
-      thread_local std::vector<const float*> queries;
-      queries.clear();
-      for (int64_t h = 0; h < task.count * heads; h++) {
-        queries.push_back(index_q_.data() + (task.row * heads + h) * dim);
-      }
-      k.multiply_chunk(cache_->view(pages_[last.slice], index + 1, 0), task.chunk, queries.data(),
-                       static_cast<int>(queries.size()), static_cast<int>(seen), task.out, apart);
-    });
-    thread_pool().run(together * heads, [&](int64_t t) {
-      const int64_t position = position_of(t / heads), own = position / size;
-      float* scores = index_scores_.data() + t * apart;
-      for (int64_t b = 0; b <= own; b++) {
-        const int64_t end = std::min(position + 1, (b + 1) * size);
-        scores[b] = *std::max_element(scores + b * size, scores + end);
-        if (b > own - indexer.local) scores[b] = std::numeric_limits<float>::infinity();
-      }
-      choose_best(scores, own + 1, most, chosen_.data() + t * most);
-    });
+    score_keys(indexer, index, rows, apart);
+    choose_blocks(indexer, rows, apart);
     each.clear();
-    tables.resize(at_least(together * heads * most * pages));
-    for (int64_t t = 0; t < together * heads; t++) {
-      const int64_t row = row_of(t / heads), head = t % heads;
+    const int64_t queries = static_cast<int64_t>(rows.size()) * heads;
+    tables.resize(at_least(queries * most * pages));
+    for (int64_t t = 0; t < queries; t++) {
+      const int64_t row = rows[at_least(t / heads)], head = t % heads;
       uint8_t* const* all = pages_[row_[at_least(row)].slice];
       uint8_t** own = tables.data() + t * most * pages;
       // The last block chosen is the row's own, whose pages after it are not there.
-      const int64_t count = (most - 1) * size + position_of(t / heads) % size + 1;
+      const int64_t count = (most - 1) * size + position_of(row) % size + 1;
       for (int64_t p = 0; p * kPageTokens < count; p++) {
         own[p] = all[chosen_[at_least(t * most + p / pages)] * pages + p % pages];
       }

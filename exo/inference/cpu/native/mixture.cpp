@@ -127,23 +127,25 @@ void Model::experts(const Layer& layer) {
     float weight;
     int64_t place;  // among all slots, ordered by expert
   };
-  std::vector<Slot> chosen;
-  std::vector<Choice> choice(at_least(top));
-  std::vector<int64_t> first(at_least(count + 1));
-  for (int64_t i = 0; i < rows_; i++) {
-    const std::vector<int32_t>& of_tokens = layer.experts_of_tokens;
+  const std::vector<int32_t>& of_tokens = layer.experts_of_tokens;
+  for (int64_t i = 0; !of_tokens.empty() && i < rows_; i++) {
     const int64_t place = tokens_[i] * top;
-    if (!of_tokens.empty() && (place < 0 || place >= static_cast<int64_t>(of_tokens.size()))) {
+    if (place < 0 || place >= static_cast<int64_t>(of_tokens.size())) {
       throw std::out_of_range("token " + std::to_string(tokens_[i]) + " without experts");
     }
-    const int32_t* told = of_tokens.empty() ? nullptr : of_tokens.data() + place;
-    choose(spec_, layer.router_bias, told, router_out_.data() + i * count, count, choice);
-    for (const Choice& one : choice) {
-      const float own =
-          layer.expert_scales.empty() ? 1.f : layer.expert_scales[at_least(one.expert)];
-      chosen.push_back({i, one.expert, one.weight * own, 0});
-    }
   }
+  std::vector<Slot> chosen(at_least(slots));
+  each_row(rows_, [&](int64_t i) {
+    std::vector<Choice> choice(at_least(top));
+    const int32_t* told = of_tokens.empty() ? nullptr : of_tokens.data() + tokens_[i] * top;
+    choose(spec_, layer.router_bias, told, router_out_.data() + i * count, count, choice);
+    for (int64_t t = 0; t < top; t++) {
+      const auto [expert, weight] = choice[at_least(t)];
+      const float own = layer.expert_scales.empty() ? 1.f : layer.expert_scales[at_least(expert)];
+      chosen[at_least(i * top + t)] = {i, expert, weight * own, 0};
+    }
+  });
+  std::vector<int64_t> first(at_least(count + 1));
   for (const Slot& slot : chosen) first[at_least(slot.expert + 1)]++;
   for (int64_t e = 0; e < count; e++) first[at_least(e + 1)] += first[at_least(e)];
   std::vector<int> asked;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -196,6 +197,9 @@ class Model {
   void attend_chosen(const Layer& layer, int index);
   // The same where blocks are chosen, whose keys are at `index`.
   void index_blocks(const Layer& layer, int index);
+  void score_keys(const BlockIndexer& indexer, int index, std::span<const int64_t> rows,
+                  int64_t apart);
+  void choose_blocks(const BlockIndexer& indexer, std::span<const int64_t> rows, int64_t apart);
   void attend_blocks(const Layer& layer, int index);
   void delta_net(const Layer& layer, int64_t state);
   // out = up (down normed_)

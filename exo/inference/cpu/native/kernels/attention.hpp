@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "vector.hpp"
 
@@ -14,6 +15,19 @@ namespace exo::EXO_ISA {
 
 inline constexpr int kRowTile = W == 16 ? 8 : 4;  // query rows whose sums stay in registers
 inline constexpr float kHidden = -3e38f;
+
+// Calls use with the type as a constant.
+template <typename Use>
+EXO_INLINE void with_type(KVType type, const Use& use) {
+  switch (type) {
+    case KVType::kFloat32:
+      return use(std::integral_constant<KVType, KVType::kFloat32>{});
+    case KVType::kFloat16:
+      return use(std::integral_constant<KVType, KVType::kFloat16>{});
+    case KVType::kInt8:
+      return use(std::integral_constant<KVType, KVType::kInt8>{});
+  }
+}
 
 template <KVType T>
 EXO_INLINE VecF load(const uint8_t* p, int64_t index) {
@@ -223,10 +237,9 @@ void attend_rows(const KVView& kv, const AttentionRule& rule, int64_t chunk,
 inline void attend_chunk(const KVView& kv, const AttentionRule& rule, int64_t chunk,
                          const float* const* queries, const int64_t* positions, int count,
                          float* out, Partial* partials) {
-  const auto attend = kv.type == KVType::kFloat16   ? attend_rows<KVType::kFloat16>
-                      : kv.type == KVType::kFloat32 ? attend_rows<KVType::kFloat32>
-                                                    : attend_rows<KVType::kInt8>;
-  attend(kv, rule, chunk, queries, positions, count, out, partials);
+  with_type(kv.type, [&](auto type) {
+    attend_rows<type.value>(kv, rule, chunk, queries, positions, count, out, partials);
+  });
 }
 
 template <KVType T, int R>
@@ -255,10 +268,9 @@ void score_all(const KVView& kv, int64_t chunk, const float* const* queries, con
 
 inline void score_chunk(const KVView& kv, int64_t chunk, const float* const* queries,
                         const float* weights, int count, int keys, float* out) {
-  const auto score = kv.type == KVType::kFloat16   ? score_all<KVType::kFloat16>
-                     : kv.type == KVType::kFloat32 ? score_all<KVType::kFloat32>
-                                                   : score_all<KVType::kInt8>;
-  score(kv, chunk, queries, weights, count, keys, out);
+  with_type(kv.type, [&](auto type) {
+    score_all<type.value>(kv, chunk, queries, weights, count, keys, out);
+  });
 }
 
 // As many tiles of R rows as there are from `row` on, which then is the first of what is left.
@@ -287,10 +299,9 @@ void multiply_all(const KVView& kv, int64_t chunk, const float* const* queries, 
 
 inline void multiply_chunk(const KVView& kv, int64_t chunk, const float* const* queries, int count,
                            int keys, float* out, int64_t apart) {
-  const auto multiply = kv.type == KVType::kFloat16   ? multiply_all<KVType::kFloat16>
-                        : kv.type == KVType::kFloat32 ? multiply_all<KVType::kFloat32>
-                                                      : multiply_all<KVType::kInt8>;
-  multiply(kv, chunk, queries, count, keys, out, apart);
+  with_type(kv.type, [&](auto type) {
+    multiply_all<type.value>(kv, chunk, queries, count, keys, out, apart);
+  });
 }
 
 EXO_INLINE float scalar_exp(float x) { return exp(splat(x))[0]; }
