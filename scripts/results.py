@@ -1,5 +1,4 @@
-"""What benchmarks found, and the table of it: medians over rounds, and the rounds' ratios; or the
-best of them."""
+"""What benchmarks found, and the table of it: medians over rounds, and the rounds' ratios."""
 
 from __future__ import annotations
 
@@ -15,25 +14,17 @@ class Results:
     """Tokens a second of each test and side over the rounds."""
 
     found: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
-    of_the_best: bool = False
-    """Where neighbours halve what all sides get, now these and now those: a round says nothing, the
-    best of many is what a side can do."""
 
     def add(self, test: str, side: str, tok_s: float) -> None:
         self.found[test, side].append(tok_s)
         print(f"  {test:44} {side:10} {tok_s:9.1f}", flush=True)
 
-    def speed(self, test: str, side: str) -> float | None:
+    def median(self, test: str, side: str) -> float | None:
         values = self.found.get((test, side))
-        if not values:
-            return None
-        return max(values) if self.of_the_best else statistics.median(values)
+        return statistics.median(values) if values else None
 
     def ratio(self, test: str, side: str, other: str) -> float:
-        """The median of the rounds' ratios, as what slows a round slows both sides of it; or that
-        of the best."""
-        if self.of_the_best:
-            return max(self.found[test, side]) / max(self.found[test, other])
+        """The median of the rounds' ratios: what slows a round slows both sides of it."""
         pairs = zip(self.found[test, side], self.found[test, other], strict=True)
         return statistics.median(ours / theirs for ours, theirs in pairs)
 
@@ -61,15 +52,13 @@ class Results:
         others = [side for side in others if side in known]
         sides = [*(side for side in others if side != "one node"), "exo"]
         header = ["test", *sides, *(f"exo / {side}" for side in others)]
-        medians = f"medians of {rounds} rounds, also of their ratios"
-        how = f"the best of {rounds} rounds and their ratios" if self.of_the_best else medians
         lines = [
-            f"\n{machine}, {how}\n",
+            f"\n{machine}, medians of {rounds} rounds, also of their ratios\n",
             f"| {' | '.join(header)} |",
             f"|{'---|' * len(header)}",
         ]
         for test in dict.fromkeys(test for test, _ in self.found):
-            speeds = [self.speed(test, side) for side in sides]
+            speeds = [self.median(test, side) for side in sides]
             ratios = [
                 f"{self.ratio(test, 'exo', side):.2f}" if (test, side) in self.found else ""
                 for side in others
