@@ -262,12 +262,6 @@ constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; 
 struct Panel {
   uint8_t* slabs;  // [cols / 4][64]
   float* scales;   // [groups][2][16], without offsets [groups][16]; of super-blocks see SuperScales
-  int64_t apart;   // bytes to the next block's
-
-  template <typename T>
-  EXO_INLINE T* of(int b, T* p) const {
-    return p + b * (apart / static_cast<int64_t>(sizeof(T)));
-  }
 };
 
 // What is fetched from memory meanwhile: so many lines with each step.

@@ -177,7 +177,7 @@ inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_
   uint8_t* memory = scratch(static_cast<size_t>(float_bytes + slab_bytes + w.groups() * 128));
   auto* floats = reinterpret_cast<float*>(memory);
   uint8_t* slabs = memory + float_bytes;
-  const Panel panel{slabs, reinterpret_cast<float*>(slabs + slab_bytes), 0};
+  const Panel panel{slabs, reinterpret_cast<float*>(slabs + slab_bytes)};
   for (int64_t b = begin; b < end; b++) {
     decode_to_float(w, b, panel, floats);
     float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);

@@ -107,18 +107,6 @@ constexpr bool is_rare() {
   return L == Layout::kOffsets ? C.bits != 4 && C.bits != 8 : L == Layout::kZero && C.bits == 5;
 }
 
-// Calls use with the number of rows of the tile of super-blocks in panels for `rows`: the last
-// one's may be fewer. Not so for the last block of an odd number, nor where it is rare.
-template <Coding C, int B, typename Use>
-EXO_INLINE void with_tile_rows(int64_t rows, const Use& use) {
-  constexpr int M = Ops::kTileRows, kThird = M / 3;
-  if constexpr (M % 3 == 0 && B == Ops::kTileBlocks && !is_rare<C, Layout::kSuper>()) {
-    if (rows <= kThird) return use(std::integral_constant<int, kThird>{});
-    if (rows <= 2 * kThird) return use(std::integral_constant<int, 2 * kThird>{});
-  }
-  use(std::integral_constant<int, M>{});
-}
-
 // What one set of tiles needs of all rows and of a tile's, and how a tile is computed from a panel.
 template <Coding C, Layout L>
 struct PlainPanels {
@@ -136,7 +124,6 @@ struct PlainPanels {
           const FineGroup* fine)
         : Steps::PanelSteps(memory, w, x, row, fine) {}
   };
-  template <int>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
     tile_from_panel<kHasOffsets>(w, panel, todo, ahead, row, rows, block, out, stride);
@@ -147,11 +134,10 @@ struct PlainPanels {
           const FineGroup* fine)
         : Steps::PanelSteps(memory, w, x, row, fine) {}
   };
-  template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-    block_from_panel<kBits, kZero, Ops::kTileRows, B>(w, panel, todo, ahead, row, rows, block, out,
-                                                      stride);
+    block_from_panel<kBits, kZero, Ops::kTileRows>(w, panel, todo, ahead, row, rows, block, out,
+                                                   stride);
   }
 #endif
 };
@@ -168,7 +154,6 @@ struct SuperPanels {
   }
 #ifdef EXO_TILES
   using Steps = SuperTileSteps;
-  template <int>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
     super_tile_from_panel<kHalves>(w, panel, todo, super_offsets<C>(), ahead, row, rows, block, out,
@@ -182,13 +167,10 @@ struct SuperPanels {
     Steps(uint8_t*, const Matrix&, const QuantizedRows& x, int64_t, int64_t, const FineGroup* fine)
         : x(x), fine(fine) {}
   };
-  template <int B>
   static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-    with_tile_rows<C, B>(rows, [&](auto m) {
-      super_block_from_panel<weight_bits<C>(), kHalves, super_offsets<C>(), m.value, B>(
-          w, panel, todo.x, todo.fine, ahead, row, rows, block, out, stride);
-    });
+    super_block_from_panel<weight_bits<C>(), kHalves, super_offsets<C>(), Ops::kTileRows>(
+        w, panel, todo.x, todo.fine, ahead, row, rows, block, out, stride);
   }
 #endif
 };
@@ -283,14 +265,11 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
 #ifdef EXO_TILES
   const TileUnit::Session session(w.group);
   constexpr int64_t kRows = TileUnit::kRows;
-  constexpr int kBlocks = 1;
 #else
   constexpr int64_t kRows = Ops::kTileRows;
-  constexpr int kBlocks = Ops::kTileBlocks;
 #endif
-  // As many panels as stay in a cache, in whole tiles.
-  const int64_t fit = kPanelBytes / panel_bytes / kBlocks * kBlocks;
-  const int64_t several = fit < kBlocks ? kBlocks : fit;
+  // As many panels as stay in a cache.
+  const int64_t fit = kPanelBytes / panel_bytes, several = fit < 1 ? 1 : fit;
   const int64_t step = several < end - begin ? several : end - begin;
   const size_t step_bytes = Panels::Steps::bytes(w);
   uint8_t* memory = scratch(static_cast<size_t>(step * panel_bytes) + step_bytes + list_bytes);
@@ -300,7 +279,7 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
     const int64_t count = end - b0 < step ? end - b0 : step;
     const auto panel = [&](int64_t i) {
       uint8_t* at = memory + i * panel_bytes;
-      return Panel{at, reinterpret_cast<float*>(at + slab_bytes), panel_bytes};
+      return Panel{at, reinterpret_cast<float*>(at + slab_bytes)};
     };
     for (int64_t i = 0; i < count; i++) Panels::decode(w, b0 + i, panel(i));
     // The next panels' weights come from memory while these are multiplied, a few lines at a time.
@@ -309,18 +288,13 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
         left > 0 ? Upcoming{w.block(b0 + count), (left < step ? left : step) * w.block_bytes()}
                  : upcoming;
     const int64_t steps = Panels::steps(w);
-    Fetching fetching(next, kPanelBytes, (rows + kRows - 1) / kRows * (count / kBlocks) * steps, 4);
+    Fetching fetching(next, kPanelBytes, (rows + kRows - 1) / kRows * count * steps, 4);
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t m = rows - row < kRows ? rows - row : kRows;
       list_fine_groups(x, row, m, fine);
       const typename Panels::Steps todo(step_memory, w, x, row, m, fine);
-      int64_t i = 0;
-      for (; i + kBlocks <= count; i += kBlocks) {
-        Panels::template compute<kBlocks>(w, panel(i), todo, fetching.take(steps), row, m, b0 + i,
-                                          out, stride);
-      }
-      for (; i < count; i++) {
-        Panels::template compute<1>(w, panel(i), todo, {}, row, m, b0 + i, out, stride);
+      for (int64_t i = 0; i < count; i++) {
+        Panels::compute(w, panel(i), todo, fetching.take(steps), row, m, b0 + i, out, stride);
       }
     }
   }

@@ -17,7 +17,7 @@
 //   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count).
 //   less_shifted(a, b, count): a - (b << count).
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
-//   kTileBlocks: blocks of decoded weights that a tile takes at once.
+//   kTileBlocks: blocks of packed weights that a tile takes at once.
 #pragma once
 
 #include "vector.hpp"

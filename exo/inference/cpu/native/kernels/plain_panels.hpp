@@ -98,69 +98,62 @@ struct RowsOfStep {
 };
 
 // `UNITS` of a group; 0: `w` says how many.
-template <int BITS, int ZERO, int M, int B, int UNITS, typename Step>
+template <int BITS, int ZERO, int M, int UNITS, typename Step>
 EXO_INLINE void add_panel_group(int units, const Panel& panel, const Step& step, int64_t stride,
                                 Ops::Float* y) {
   const int8_t* a = step.values;
   const int count = UNITS > 0 ? UNITS : units;
   const uint8_t* slabs = panel.slabs + step.group * count * kUnitCols * kBlockRows;
-  SlabSums<BITS, ZERO, M, 1, B> sums;
+  SlabSums<BITS, ZERO, M, 1> sums;
   const RowsOfStep<Step> rows{step};
   sums.begin(rows);
   for (int u = 0; u < count; u++, slabs += 512, a += kUnitCols) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-      Ops::Bytes weights[B];
-      for (int b = 0; b < B; b++) weights[b] = Ops::load(panel.of(b, slabs) + 64 * i);
+      const Ops::Bytes weights[1] = {Ops::load(slabs + 64 * i)};
       sums.add(i, weights, a + 4 * i, stride);
     }
   }
-  for (int b = 0; b < B; b++) {
-    const float* scales = panel.of(b, panel.scales) + panel_scales(ZERO < 0) * step.group;
-    const Ops::Float scale = Ops::from_f32(scales);
-    Ops::Float offset = Ops::zero_float();
-    if constexpr (ZERO < 0) offset = Ops::from_f32(scales + kBlockRows);
-    sums.finish_group(b, rows, scale, offset, y + b * M);
-  }
+  const float* scales = panel.scales + panel_scales(ZERO < 0) * step.group;
+  const Ops::Float scale = Ops::from_f32(scales);
+  Ops::Float offset = Ops::zero_float();
+  if constexpr (ZERO < 0) offset = Ops::from_f32(scales + kBlockRows);
+  sums.finish_group(0, rows, scale, offset, y);
 }
 
-template <int BITS, int ZERO, int M, int B, int UNITS, typename Steps>
+template <int BITS, int ZERO, int M, int UNITS, typename Steps>
 EXO_INLINE void add_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
-                          PartSums<B * M>& sums) {
+                          PartSums<M>& sums) {
   const typename Steps::Step* step = todo.steps;
   const int halves = 2 * w.parts, units = w.group / kUnitCols;
   const int64_t stride = todo.stride;
   for (int half = 0; half < halves; half++) {
     const auto* end = todo.steps + todo.ends[half];
     if (step == end) continue;
-    Ops::Float y[B * M];
+    Ops::Float y[M];
     for (auto& sum : y) sum = Ops::zero_float();
     for (; step < end; step++) {
       ahead.fetch();
-      add_panel_group<BITS, ZERO, M, B, UNITS>(units, panel, *step, stride, y);
+      add_panel_group<BITS, ZERO, M, UNITS>(units, panel, *step, stride, y);
     }
     half % 2 == 0 ? sums.close(y) : sums.join(half / 2, y);
   }
 }
 
-// B blocks from `block` on for `rows` rows, up to M. Rows past the last are computed from whatever
+// One block for `rows` rows, up to M. Rows past the last are computed from whatever
 // the buffer holds and dropped: fewer sizes of tile to compile.
-template <int BITS, int ZERO, int M, int B, typename Steps>
+template <int BITS, int ZERO, int M, typename Steps>
 void block_from_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
                       int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-  PartSums<B * M> sums(w.parts, w.parts);
+  PartSums<M> sums(w.parts, w.parts);
   if (ZERO >= 0 || w.group == kUnitCols) {
-    add_panel<BITS, ZERO, M, B, 1>(w, panel, todo, ahead, sums);
+    add_panel<BITS, ZERO, M, 1>(w, panel, todo, ahead, sums);
   } else if (w.group == 2 * kUnitCols) {
-    add_panel<BITS, ZERO, M, B, 2>(w, panel, todo, ahead, sums);
+    add_panel<BITS, ZERO, M, 2>(w, panel, todo, ahead, sums);
   } else {
-    add_panel<BITS, ZERO, M, B, 0>(w, panel, todo, ahead, sums);
+    add_panel<BITS, ZERO, M, 0>(w, panel, todo, ahead, sums);
   }
-  for (int b = 0; b < B; b++) {
-    for (int m = 0; m < rows; m++) {
-      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
-    }
-  }
+  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 }  // namespace exo::EXO_ISA

@@ -73,96 +73,78 @@ void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) 
   }
 }
 
-// One super-block of B blocks in panels, `apart` bytes from one to the next.
+// One super-block in a panel.
 template <int HALVES>
 struct SuperPanel {
   const uint8_t* slabs;
   SuperScales<HALVES> scales;
-  int64_t apart = 0;
-
-  EXO_INLINE const uint8_t* slabs_of(int b) const { return slabs + b * apart; }
-  EXO_INLINE SuperScales<HALVES> scales_of(int b) const { return {scales.at + b * apart}; }
 };
 
-// Adds all units, or those of super-block `super` that are fine, to M outputs of each of B blocks.
-template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B, bool ALL>
+// Adds all units, or those of super-block `super` that are fine, to M outputs.
+template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, bool ALL>
 __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const SuperActivations& x,
                                          const FineGroup* fine, int64_t super, Ahead ahead,
                                          Ops::Float* y, bool begins) {
-  Ops::Int total[B][M];
-  for (auto& block : total) {
-    for (auto& sum : block) sum = Ops::zero_int();
-  }
+  Ops::Int total[M];
+  for (auto& sum : total) sum = Ops::zero_int();
+  const SuperScales<HALVES> scales = panel.scales;
   constexpr int kUnits = QuantizedSuper::kUnits;
   for (int u = 0; ALL ? u < kUnits : fine->index < (super + 1) * kUnits; u++, fine++) {
     if constexpr (!ALL) u = fine->index % kUnits;
     ahead.fetch();
     const int8_t* values = x.values + kUnitCols * u;
-    Ops::Int codes[B][HALVES];
-    for (int b = 0; b < B; b++) {
-      for (int h = 0; h < HALVES; h++) {
-        codes[b][h] = Ops::load_int(panel.scales_of(b).code(u * HALVES + h));
-      }
-    }
-    UnitSums<BITS, HALVES, M, B> sums;
+    Ops::Int codes[1][HALVES];
+    for (int h = 0; h < HALVES; h++) codes[0][h] = Ops::load_int(scales.code(u * HALVES + h));
+    UnitSums<BITS, HALVES, M> sums;
     if constexpr (OFFSETS.zero_shift >= 0) {
       sums.begin_less(x.x, x.supers, u, OFFSETS.zero_shift);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-      Ops::Bytes weights[B];
-      for (int b = 0; b < B; b++) weights[b] = Ops::load(panel.slabs_of(b) + 512 * u + 64 * i);
+      const Ops::Bytes weights[1] = {Ops::load(panel.slabs + 512 * u + 64 * i)};
       sums.add(i, weights, values + 4 * i, x.stride, codes);
     }
     for (int m = 0; m < M; m++) {
       const int32_t multiple = x.x[m * x.supers].multiples[u];
-      for (int b = 0; b < B; b++) total[b][m] = sums.added(b, m, total[b][m], codes, multiple);
+      total[m] = sums.added(0, m, total[m], codes, multiple);
     }
   }
-#pragma GCC unroll 2
-  for (int b = 0; b < B; b++, y += M) {
-    const SuperScales<HALVES> scales = panel.scales_of(b);
-    const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
-    finish_super<HALVES, M>(y, total[b], x.x, x.supers, d, factor, scales.pairs(),
-                            left_to_finish(OFFSETS), begins);
-  }
+  const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
+  finish_super<HALVES, M>(y, total, x.x, x.supers, d, factor, scales.pairs(),
+                          left_to_finish(OFFSETS), begins);
 }
 
 // Adds one super-block, the coarse and the fine part, to a tile of M rows from `row` on; the fine
 // groups of the next one are what it returns.
-template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B>
+template <int BITS, int HALVES, SuperOffsets OFFSETS, int M>
 const FineGroup* add_both_parts(const SuperPanel<HALVES>& panel, const QuantizedRows& x,
                                 const FineGroup* fine, int64_t row, int64_t super, Ahead ahead,
                                 Ops::Float* y, bool begins) {
   const SuperActivations coarse(x, x.coarse, row, super);
-  add_super<BITS, HALVES, OFFSETS, M, B, true>(panel, coarse, fine, super, ahead, y, begins);
+  add_super<BITS, HALVES, OFFSETS, M, true>(panel, coarse, fine, super, ahead, y, begins);
   const int64_t end = (super + 1) * QuantizedSuper::kUnits;
   if (fine->index >= end) return fine;
   const SuperActivations left(x, x.fine, row, super);
-  add_super<BITS, HALVES, OFFSETS, M, B, false>(panel, left, fine, super, {}, y, false);
+  add_super<BITS, HALVES, OFFSETS, M, false>(panel, left, fine, super, {}, y, false);
   while (fine->index < end) fine++;
   return fine;
 }
 
-template <int BITS, int HALVES, SuperOffsets OFFSETS, int M, int B>
+template <int BITS, int HALVES, SuperOffsets OFFSETS, int M>
 void super_block_from_panel(const Matrix& w, const Panel& panel, const QuantizedRows& x,
                             const FineGroup* fine, Ahead ahead, int64_t row, int64_t rows,
                             int64_t block, float* out, int64_t stride) {
   const int64_t supers = w.cols / kSuperCols;
-  PartSums<B * M> sums(w.parts, supers);
-  SuperPanel<HALVES> at{panel.slabs, {reinterpret_cast<uint8_t*>(panel.scales)}, panel.apart};
+  PartSums<M> sums(w.parts, supers);
+  SuperPanel<HALVES> at{panel.slabs, {reinterpret_cast<uint8_t*>(panel.scales)}};
   for (int64_t s = 0; s < supers; s++, sums.next()) {
-    fine = add_both_parts<BITS, HALVES, OFFSETS, M, B>(at, x, fine, row, s, ahead, sums.now(),
-                                                       sums.begins());
+    fine = add_both_parts<BITS, HALVES, OFFSETS, M>(at, x, fine, row, s, ahead, sums.now(),
+                                                    sums.begins());
     ahead.at += QuantizedSuper::kUnits * ahead.lines * 64;
     at.slabs += kSuperCols * kBlockRows;
     at.scales.at += SuperScales<HALVES>::kBytes;
   }
-  for (int b = 0; b < B; b++) {
-    for (int m = 0; m < rows; m++) {
-      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
-    }
-  }
+  for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
 }
 
 template <Coding C>
@@ -173,7 +155,7 @@ struct AddParts {
   template <int M>
   static constexpr Tile of_rows() {
     if constexpr (M <= Ops::kMaxRows) {
-      return add_both_parts<weight_bits<C>(), kHalves, super_offsets<C>(), M, 1>;
+      return add_both_parts<weight_bits<C>(), kHalves, super_offsets<C>(), M>;
     }
     return nullptr;
   }
