@@ -87,14 +87,13 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
                                          Ops::Float* y, bool begins) {
   Ops::Int total[M];
   for (auto& sum : total) sum = Ops::zero_int();
-  const SuperScales<HALVES> scales = panel.scales;
   constexpr int kUnits = QuantizedSuper::kUnits;
   for (int u = 0; ALL ? u < kUnits : fine->index < (super + 1) * kUnits; u++, fine++) {
     if constexpr (!ALL) u = fine->index % kUnits;
     ahead.fetch();
     const int8_t* values = x.values + kUnitCols * u;
     Ops::Int codes[1][HALVES];
-    for (int h = 0; h < HALVES; h++) codes[0][h] = Ops::load_int(scales.code(u * HALVES + h));
+    for (int h = 0; h < HALVES; h++) codes[0][h] = Ops::load_int(panel.scales.code(u * HALVES + h));
     UnitSums<BITS, HALVES, M> sums;
     if constexpr (OFFSETS.zero_shift >= 0) {
       sums.begin_less(x.x, x.supers, u, OFFSETS.zero_shift);
@@ -109,6 +108,7 @@ __attribute__((noinline)) void add_super(const SuperPanel<HALVES>& panel, const 
       total[m] = sums.added(0, m, total[m], codes, multiple);
     }
   }
+  const SuperScales<HALVES> scales = panel.scales;
   const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
   finish_super<HALVES, M>(y, total, x.x, x.supers, d, factor, scales.pairs(),
                           left_to_finish(OFFSETS), begins);
