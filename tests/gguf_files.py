@@ -87,6 +87,12 @@ ARCHITECTURES = {
     "glm_moe_dsa": "glm-dsa",
     "mimo_v2_flash": "mimo2",
     "bailing_moe_v3": "bailingmoe3",
+    "glm": "chatglm",
+    "phi": "phi2",
+    "phimoe": "phimoe",
+    "deepseek": "deepseek",
+    "minicpm3": "minicpm3",
+    "mamba2": "mamba2",
 }
 """`general.architecture` by model_type."""
 
@@ -108,8 +114,10 @@ _NAMED_LIKE = {
     "granite_swa": "granite",
     "hy_v3": "dots1",
     "minimax-m3": "dots1",
+    "qwen": "qwen2",
 }
-"""Architectures that PyPI's `gguf` does not know yet, and one that has the same tensors."""
+"""Architectures that PyPI's `gguf` does not know yet, or knows joined, and one that has the same
+tensors."""
 
 _PERMUTED = (
     "llama",
@@ -125,6 +133,9 @@ _PERMUTED = (
     "granite_swa",
     "arcee",
     "nanbeige",
+    "deepseek",
+    "baichuan",
+    "xverse",
 )
 _LAYER_NORM_EPS = {
     "cohere": "layer_norm_eps",
@@ -134,6 +145,7 @@ _LAYER_NORM_EPS = {
     "starcoder2": "norm_epsilon",
     "nemotron_h": "layer_norm_epsilon",
     "gpt_neox": "layer_norm_eps",
+    "phi": "layer_norm_eps",
 }
 
 _TOKENS = [chr(33 + i) for i in range(90)]
@@ -277,7 +289,7 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
 
 def _numbers(config: dict[str, Any]) -> dict[str, Any]:
     """Metadata by key below the architecture, as llama.cpp's converter writes it."""
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads", 1)
     written = {
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
@@ -317,7 +329,7 @@ def _numbers(config: dict[str, Any]) -> dict[str, Any]:
     elif "partial_rotary_factor" in config:
         head_dim = config["hidden_size"] // heads
         written["rope.dimension_count"] = int(head_dim * config["partial_rotary_factor"])
-    if "kv_lora_rank" in config:
+    if "kv_lora_rank" in config and "first_k_dense_replace" in config:
         rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
         written |= {
             "attention.head_count_kv": 1,
@@ -758,8 +770,47 @@ def _cohere2_moe(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _minicpm3(config: dict[str, Any]) -> dict[str, Any]:
+    """See MiniCPM3Model of llama.cpp's conversion/minicpm.py."""
+    return {
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": config["kv_lora_rank"],
+        "rope.dimension_count": config["qk_rope_head_dim"],
+    }
+
+
+def _mamba2(config: dict[str, Any]) -> dict[str, Any]:
+    """See Mamba2Model of llama.cpp's conversion/mamba.py."""
+    return {
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.key_length": None,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "rope.freq_base": None,
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["num_heads"] * config["head_dim"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["num_heads"],
+        "ssm.group_count": config["n_groups"],
+    }
+
+
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
+    "deepseek": lambda config: (
+        _routed(config) | {"expert_weights_scale": 1.0, "expert_weights_norm": None}
+    ),
+    "phi": lambda config: {
+        "rope.dimension_count": int(
+            config.get("partial_rotary_factor", 0.4)
+            * config["hidden_size"]
+            // config["num_attention_heads"]
+        )
+    },
+    "minicpm3": _minicpm3,
+    "mamba2": _mamba2,
     "deepseek_v32": _indexed,
     "bailing_moe_v3": _ling_3,
     "mimo_v2_flash": _mimo2,
@@ -969,7 +1020,7 @@ def write_gguf(
             layers = [f"model.layers.{i}.mlp.act_fn.{part}" for i in range(zoo.LAYERS)]
             numbers_of_layers = [tensors.pop(name).item() for name in layers]
             writer.add_array(f"xielu.{part}", numbers_of_layers)
-    if "kv_lora_rank" in config:
+    if "kv_lora_rank" in config and architecture != "minicpm3":
         tensors = _latents(tensors, config, joined_latents)
     named: Named = []
     for name, array in _split(tensors, config):

@@ -288,6 +288,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_swa_key_value_heads": 2,
     },
     "deepseek": {"num_experts_per_tok": 2},
+    "glm": {"partial_rotary_factor": 1.0},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},

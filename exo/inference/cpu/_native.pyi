@@ -343,6 +343,7 @@ class Spec:
     experts_per_token: int
     routing: Routing
     expert_scale: float
+    expert_band: float
     weighs_inputs: bool
     limits_inputs: bool
     streams: int

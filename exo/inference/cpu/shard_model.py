@@ -260,7 +260,7 @@ class CheckpointModel:
         spec.logits_soft_cap = arch.logits_soft_cap
         spec.experts_per_token = arch.experts_per_token
         spec.routing = native.Routing[arch.routing]
-        spec.expert_scale = arch.expert_scale
+        spec.expert_scale, spec.expert_band = arch.expert_scale, arch.expert_band
         experts = arch.family.experts
         spec.weighs_inputs = experts is not None and experts.weighs_inputs
         spec.limits_inputs = arch.family.limits_inputs

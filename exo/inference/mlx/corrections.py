@@ -133,13 +133,33 @@ def forget_computed(model: nn.Module) -> None:
                 setattr(module, name, None)
 
 
+def _scale_logits(model: nn.Module, factor: float) -> None:
+    kind = type(model)
+
+    def call(self: nn.Module, *arguments: Any, **named: Any) -> mx.array:
+        logits: mx.array = kind.__call__(self, *arguments, **named)
+        return logits * factor
+
+    model.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
 def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
-    """Falcon-H1's keys have a factor (`key_multiplier`, 0.03 to 0.4 in the models there are), which
+    """GLM-4 9B turns half of each head, which its class does not read. MiniCPM 3's logits are
+    divided (`hidden_size / dim_model_base`) also where its head is its embedding.
+
+    Falcon-H1's keys have a factor (`key_multiplier`, 0.03 to 0.4 in the models there are), which
     mlx-lm and what it converted leave out: its `sanitize` looks for a `key_proj` that no checkpoint
     has. The products of queries and keys get it here. In a GGUF file it is in the weights."""
     if config.get("model_type") == "falcon_h1":
         for layer in model.layers:
             layer.self_attn.scale *= config.get("key_multiplier", 1.0)
+    if config.get("model_type") == "glm":
+        for layer in model.layers:
+            attention = layer.self_attn
+            share = config.get("partial_rotary_factor", 0.5)
+            attention.rope.dims = int(attention.head_dim * share)
+    if config.get("model_type") == "minicpm3" and config.get("tie_word_embeddings"):
+        _scale_logits(model, config["dim_model_base"] / config["hidden_size"])
     if isinstance(model, bailing_moe_v3.Model):
         _limit(model, config)
     if config.get("model_type") == "hunyuan":

@@ -114,14 +114,14 @@ _JOINED, _KEYS, _VALUES = "kv_b_proj.weight", "embed_q.weight", "unembed_out.wei
 
 class LatentHeads:
     """What makes each head's keys and values of a latent: one matrix in files made before May 2025
-    and in mlx-lm's DeepSeek V2, two stacks in all others. Of these the first stands with its axes
-    the other way round, so that one is made of the other out of plain numbers."""
+    and in mlx-lm's DeepSeek V2 and MiniCPM 3, two stacks in all others. Of these the first stands
+    with its axes the other way round, so that one is made of the other out of plain numbers."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._heads = int(config["num_attention_heads"])
         self._rank = int(config["kv_lora_rank"])
         self._nope, self._value_dim = int(config["qk_nope_head_dim"]), int(config["v_head_dim"])
-        self._are_wanted_joined = config["model_type"] == "deepseek_v2"
+        self._are_wanted_joined = config["model_type"] in ("deepseek_v2", "minicpm3")
 
     def made_of(self, name: str) -> dict[str, tuple[int, ...]]:
         """The weights that are made of one in the file, with their shapes; empty: it is wanted as

@@ -32,7 +32,8 @@ def config_of(gguf: GGUF) -> dict[str, Any]:
     family = family_of(gguf.architecture, Metadata(gguf))
     value = Metadata(gguf, family.varied)
     kv_heads = value.of_layers("attention.head_count_kv")
-    heads, hidden = max(value.of_layers("attention.head_count")), value("embedding_length")
+    heads = max(value.of_layers("attention.head_count")) or 1  # Mamba's files say 0
+    hidden = value("embedding_length")
     head_dim = value("attention.key_length", hidden // heads)
     may_differ = family.narrow_values or value("attention.kv_lora_rank", 0)
     if value("attention.value_length", head_dim) != head_dim and not may_differ:
@@ -74,7 +75,8 @@ def _rope_scaling(gguf: GGUF, value: Metadata, config: dict[str, Any]) -> dict[s
     factors, long, short = map(gguf.floats, _FACTORS)
     if factors is not None:
         return llama3_scaling(factors, config["head_dim"], config["rope_theta"])
-    original = value("rope.scaling.original_context_length", None)
+    context = config["max_position_embeddings"]
+    original = value("rope.scaling.original_context_length", context)
     if long is not None and short is not None:
         return {
             "type": "longrope",

@@ -122,7 +122,13 @@ def test_a_joined_matrix_has_as_many_rows_as_the_heads(tmp_path: Path) -> None:
     [
         ("llama", "internlm2", {}),
         ("llama", "exaone", {}),
+        ("llama", "baichuan", {}),
+        ("llama", "xverse", {}),
+        ("llama", "pangu-embedded", {}),
+        ("stablelm", "orion", {}),
+        ("qwen2", "qwen", {"qwen.feed_forward_length": 256, "fused": "all"}),
         ("qwen2", "qwen2vl", {}),
+        ("ernie4_5_moe", "bailingmoe", {"bailingmoe.expert_weights_norm": True}),
         ("mistral4", "deepseek2", {}),
     ],
 )
@@ -135,8 +141,39 @@ def test_a_file_of_another_name_for_what_it_computes(
 ) -> None:
     monkeypatch.setitem(ARCHITECTURES, model_type, architecture)
     source, folder = tmp_path / "source", tmp_path / "folder"
-    write_source(model_type, {"attention_bias": False, "mlp_bias": False}, source)
+    plain = {"attention_bias": architecture == "pangu-embedded", "mlp_bias": False}
+    write_source(model_type, plain, source)
     write_gguf(source, tmp_path / "m.gguf", **more)
+    write_folder([tmp_path / "m.gguf"], folder)
+    check_both_engines(folder, source, [3])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pairs", "said"),
+    [
+        ("phi3", 8, {}),
+        ("phimoe", 8, {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}),
+        ("minicpm3", 4, {"original_max_position_embeddings": 32}),
+    ],
+)
+def test_factors_of_long_positions(
+    model_type: str, pairs: int, said: dict[str, float], tmp_path: Path
+) -> None:
+    """They stand in tensors; what Phi 3.5's mixture multiplies by, nowhere."""
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    long, short = (1 + step * np.arange(pairs, dtype=np.float32) for step in (0.25, 0.0))
+    scaling = {"type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
+    more = {
+        "rope_scaling": scaling | said,
+        "original_max_position_embeddings": 32,
+        "max_position_embeddings": 128,
+        "partial_rotary_factor": 1.0,
+    }
+    write_source(model_type, more, source)
+    factors = {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    architecture = ARCHITECTURES[model_type]
+    metadata = {f"{architecture}.rope.scaling.original_context_length": 32}
+    write_gguf(source, tmp_path / "m.gguf", beside=factors, **metadata)
     write_folder([tmp_path / "m.gguf"], folder)
     check_both_engines(folder, source, [3])
 

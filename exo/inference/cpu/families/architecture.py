@@ -161,6 +161,7 @@ class Architecture:
     expert_groups: tuple[int, int, int] = (1, 1, 1)
     routing: str = "TOP_THEN_SOFTMAX"
     expert_scale: float = 1.0
+    expert_band: float = 0.0
     shared_scale: float = 1.0
     attention_scale: float = 1.0
     value_scale: float = 1.0
@@ -322,6 +323,7 @@ def _mixture(config: Config, experts: Experts, n_layers: int) -> dict[str, Any]:
         "expert_scale": experts.scale(config),
         "shared_scale": experts.shared_scale(config),
         "expert_groups": experts.groups(config),
+        **experts.told_by_config(config),
     }
 
 

@@ -87,12 +87,13 @@ def granite_scales(config: Config) -> dict[str, float]:
     }
 
 
-def _minicpm_scales(config: Config) -> dict[str, float]:
-    tied = config.get("tie_word_embeddings", False)
+def minicpm_scales(config: Config) -> dict[str, float]:
+    """As in the models' own code; where head and embedding are one, mlx-lm's class leaves out the
+    last, see exo/inference/mlx/corrections.py."""
     return {
         "embedding_scale": config["scale_emb"],
         "residual_scale": config["scale_depth"] / math.sqrt(config["num_hidden_layers"]),
-        "logits_scale": 1.0 if tied else config["dim_model_base"] / config["hidden_size"],
+        "logits_scale": config["dim_model_base"] / config["hidden_size"],
     }
 
 
@@ -166,6 +167,19 @@ def _falcon_config(config: Config) -> Config:
         "rms_norm_eps": config.get("layer_norm_epsilon", 1e-5),
     }
 
+
+def _glm_rope(config: Config, layer: int) -> RopeTable | None:
+    """Half of each head, as in transformers' configuration_glm.py, unless it is said."""
+    share = config.get("partial_rotary_factor", 0.5)
+    return partial_rope({**config, "partial_rotary_factor": share, "rope_traditional": True}, layer)
+
+
+_PHI_NAMES = {
+    "self_attn.dense": "self_attn.o_proj",
+    "fc1": "up_proj",
+    "fc2": "down_proj",
+    "final_layernorm": "norm",
+}
 
 _FALCON_NAMES = {
     "transformer": "model",
@@ -362,6 +376,19 @@ DENSE: Mapping[str, Family] = {
         norms={"attention_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     ),
     "smollm3": Family(rope=smollm3_rope, window=typed_window),
+    "phi": Family(
+        tied=False,
+        tied_by_config=False,
+        layer_norm=True,
+        activation="GELU_TANH",
+        gated=False,
+        explicit_head_dim=False,
+        parallel=lambda config: True,
+        norms={"attention_norm": "input_layernorm"},
+        rope=lambda config, layer: partial_rope({"partial_rotary_factor": 0.4, **config}, layer),
+        config=_eps_of("layer_norm_eps", rope_theta=10000.0, rope_scaling=None),
+        renames=_PHI_NAMES,
+    ),
     "phi3": Family(
         tied=False,
         fused_attention="stacked",
@@ -402,6 +429,7 @@ DENSE: Mapping[str, Family] = {
         norms=_GLM4_NORMS,
         rope=lambda config, layer: partial_rope({"rope_traditional": True, **config}, layer),
     ),
+    "glm": Family(rope=_glm_rope, config=lambda config: {**config, "rope_scaling": None}),
     "ernie4_5": Family(rope=interleaved_rope),
     "seed_oss": Family(),
     "internlm2": Family(
@@ -431,7 +459,7 @@ DENSE: Mapping[str, Family] = {
         tied=False,
         explicit_head_dim=False,
         rope=lambda config, layer: llama_rope({"rope_theta": 1000000.0, **config}, layer),
-        scales=_minicpm_scales,
+        scales=minicpm_scales,
     ),
     "hunyuan_v1_dense": Family(
         tied=False,

@@ -63,8 +63,8 @@ class Experts:
     checkpoint may have all experts' gates over their ups in one tensor, as `experts.gate_up_proj`,
     or, with the axes the other way round, beside them; `alternating`: a gate's number, then an
     up's. Without `gated` there are no gates; with `weighs_inputs` what experts read is weighed, not
-    what they give. `groups`: how many there are to choose from, how many are, by how many
-    experts."""
+    what they give. `groups`: how many there are to choose from, how many are, by how many experts.
+    `told_by_config` overrides fields of Architecture."""
 
     layers: Callable[[Config, int], bool]
     router: str = "gate"
@@ -86,6 +86,7 @@ class Experts:
     scale: Callable[[Config], float] = lambda config: 1.0
     shared_scale: Callable[[Config], float] = lambda config: 1.0
     groups: Callable[[Config], tuple[int, int, int]] = lambda config: (1, 1, 1)
+    told_by_config: Callable[[Config], Mapping[str, str | float]] = lambda config: {}
 
 
 def _no_scales(config: Config) -> dict[str, float]:

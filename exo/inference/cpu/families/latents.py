@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from exo.inference.cpu.families.dense import minicpm_scales
 from exo.inference.cpu.families.family import Experts, Family, Growth, every_layer
 from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
-    after_first_dense,
     deepseek_groups,
+    deepseek_layers,
     routed_scale,
 )
-from exo.inference.cpu.families.positions import Config, latent_rope
+from exo.inference.cpu.families.positions import Config, latent_rope, minicpm3_rope
 
 
 def latent_scales(config: Config) -> dict[str, float]:
@@ -62,8 +63,13 @@ def unscaled_latents(config: Config) -> dict[str, float]:
     return {"attention_scale": width**-0.5}
 
 
-def deepseek_layers(config: Config, layer: int) -> bool:
-    return after_first_dense(config, layer) and layer % int(config.get("moe_layer_freq", 1)) == 0
+def _minicpm3_config(config: Config) -> Config:
+    width = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    return {"v_head_dim": width, **config}
+
+
+def _minicpm3_scales(config: Config) -> dict[str, float]:
+    return {**unscaled_latents(config), **minicpm_scales(config)}
 
 
 def _deepseek_v2_groups(config: Config) -> tuple[int, int, int]:
@@ -130,6 +136,15 @@ LATENTS: Mapping[str, Family] = {
         tied_by_config=True,
         latent_eps=0.0,
         scales=unscaled_latents,
+        experts=None,
+    ),
+    "minicpm3": replace(
+        _DEEPSEEK_V3,
+        tied_by_config=True,
+        latent_eps=1e-5,
+        rope=minicpm3_rope,
+        scales=_minicpm3_scales,
+        config=_minicpm3_config,
         experts=None,
     ),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, latent_eps=0.0),

@@ -13,6 +13,7 @@ from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Family, every_layer
 from exo.inference.cpu.families.positions import (
     Config,
+    deepseek_rope,
     gpt_oss_rope,
     gpt_oss_window,
     hunyuan_rope,
@@ -22,6 +23,7 @@ from exo.inference.cpu.families.positions import (
     mixtral_rope,
     of_rope_parameters,
     partial_rope,
+    phimoe_rope,
     plain_rope,
     qwen2_rope,
     rope_by_kind,
@@ -78,6 +80,10 @@ def deepseek_groups(config: Config) -> tuple[int, int, int]:
     return int(config.get("n_group") or 1), int(config.get("topk_group") or 1), 2
 
 
+def deepseek_layers(config: Config, layer: int) -> bool:
+    return after_first_dense(config, layer) and layer % int(config.get("moe_layer_freq", 1)) == 0
+
+
 def _ernie_layers(config: Config, layer: int) -> bool:
     first = config.get("moe_layer_start_index", 0)
     last = config.get("moe_layer_end_index")
@@ -132,10 +138,13 @@ GLM4_EXPERTS = Experts(
 
 
 def _bailing_config(config: Config) -> Config:
-    """Ling 2.0's, in a llama's words; the first Ling chose experts, and made its head, in another
-    way."""
-    if config.get("score_function") != "sigmoid" or config.get("norm_head"):
-        raise ModelUnsupported("the cpu engine has no experts that softmax weighs in Ling's way")
+    """Ling's, in a llama's words.
+
+    Raises:
+        ModelUnsupported: a checkpoint of the first Ling whose head is normed, row by row.
+    """
+    if config.get("norm_head"):
+        raise ModelUnsupported("a head whose rows are to be normed; take its GGUF file")
     width = int(config["hidden_size"]) // int(config["num_attention_heads"])
     turned = config.get("rotary_dim") or int(width * config.get("partial_rotary_factor", 1.0))
     return {
@@ -164,6 +173,21 @@ def _exaone_rope(config: Config, layer: int) -> RopeTable | None:
     given = config.get("rope_parameters") or {}
     theta = given.get("rope_theta") or config.get("rope_theta", 1000000.0)
     return llama_rope({**config, "rope_theta": theta, "rope_traditional": False}, layer)
+
+
+def _bailing_routing(config: Config) -> dict[str, str]:
+    """The first Ling's experts are weighed by a softmax."""
+    if config.get("score_function", "softmax") == "sigmoid":
+        return {}
+    sums = "_SUMMED_1" if config.get("norm_topk_prob") else ""
+    return {"routing": f"SOFTMAX_THEN_TOP{sums}"}
+
+
+def _phi_routing(config: Config) -> dict[str, str | float]:
+    return {
+        "routing": "SPARSE_MIXER",
+        "expert_band": 2 * float(config.get("router_jitter_noise", 0.01)),
+    }
 
 
 _BAILING_NAMES = {
@@ -325,9 +349,30 @@ MIXTURES: Mapping[str, Family] = {
         fused_attention="stacked",
         explicit_head_dim=False,
         rope=partial_rope,
-        experts=replace(GLM4_EXPERTS, count="num_experts"),
+        experts=replace(GLM4_EXPERTS, count="num_experts", told_by_config=_bailing_routing),
         config=_bailing_config,
         renames=_BAILING_NAMES,
+    ),
+    "deepseek": Family(
+        tied=False,
+        tied_by_config=False,
+        explicit_head_dim=False,
+        rope=deepseek_rope,
+        experts=Experts(
+            deepseek_layers,
+            normalizes=lambda config: False,
+            count="n_routed_experts",
+            shared="shared_experts",
+        ),
+    ),
+    "phimoe": Family(
+        tied=False,
+        tied_by_config=False,
+        layer_norm=True,
+        explicit_head_dim=False,
+        rope=phimoe_rope,
+        experts=replace(_MIXTRAL_EXPERTS, told_by_config=_phi_routing),
+        renames=_MIXTRAL_NAMES,
     ),
     "hunyuan": Family(
         tied_by_config=False,

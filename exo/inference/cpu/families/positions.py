@@ -207,5 +207,36 @@ def latent_rope(config: Config, layer: int) -> RopeTable:
     )
 
 
+def minicpm3_rope(config: Config, layer: int) -> RopeTable:
+    """Of what is not made of a latent, as `latent_rope`, but over halves."""
+    scaling = {"original_max_position_embeddings": 4096, **(config.get("rope_scaling") or {})}
+    return rope_table(
+        int(config["qk_rope_head_dim"]),
+        config.get("rope_theta", 1000000.0),
+        scaling if "long_factor" in scaling else None,
+        config.get("max_position_embeddings"),
+    )
+
+
+def deepseek_rope(config: Config, layer: int) -> RopeTable:
+    """DeepSeek V1's; its class scales positions in one way alone."""
+    scaling = config.get("rope_scaling") or {}
+    is_linear = scaling.get("type") == "linear"
+    theta = config.get("rope_theta", 10000.0)
+    return rope_table(head_dim(config), theta, scaling if is_linear else None)
+
+
+def phimoe_rope(config: Config, layer: int) -> RopeTable:
+    """Phi 3.5's mixture; the smaller ones have no scaling."""
+    scaling = dict(config.get("rope_scaling") or {})
+    if scaling:
+        scaling["type"] = "longrope"
+        scaling["original_max_position_embeddings"] = config.get(
+            "original_max_position_embeddings", 4096
+        )
+    theta, most = config.get("rope_theta", 10000.0), config.get("max_position_embeddings", 131072)
+    return rope_table(head_dim(config), theta, scaling, most)
+
+
 def minimax_rope(config: Config, layer: int) -> RopeTable:
     return rope_table(int(config["rotary_dim"]), config["rope_theta"])

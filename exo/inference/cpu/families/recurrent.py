@@ -8,10 +8,11 @@ from dataclasses import replace
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
 from exo.inference.cpu.families.family import Experts, Factor, Family, Mixer
-from exo.inference.cpu.families.latents import deepseek_layers, latent_scales, unscaled_latents
+from exo.inference.cpu.families.latents import latent_scales, unscaled_latents
 from exo.inference.cpu.families.mixtures import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
+    deepseek_layers,
     routed_scale,
     same_limits,
     sparse_steps,
@@ -178,6 +179,31 @@ _NEMOTRON_H = Family(
         "fc1": "up_proj",
         "fc2": "down_proj",
     },
+)
+
+
+def _mamba2_config(config: Config) -> Config:
+    """Of layers that remember a state and nothing else; one norm for all of its groups."""
+    return {
+        **config,
+        "num_attention_heads": 1,
+        "intermediate_size": 0,
+        "rms_norm_eps": config["layer_norm_epsilon"],
+        "mamba_n_heads": config["num_heads"],
+        "mamba_d_head": config["head_dim"],
+        "mamba_d_state": config.get("ssm_state_size") or config["state_size"],
+        "mamba_n_groups": config["n_groups"],
+    }
+
+
+_MAMBA_2 = Family(
+    norms={"attention_norm": "norm"},
+    rope=lambda config, layer: None,
+    mixer=lambda config, layer: "state_space",
+    mlps=lambda config, layer: False,
+    config=_mamba2_config,
+    modules={"state_space": "mixer"},
+    renames={"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"},
 )
 
 
@@ -396,6 +422,7 @@ RECURRENT: Mapping[str, Family] = {
     "granitemoehybrid": _GRANITE_HYBRID,
     "nemotron_h": _NEMOTRON_H,
     "falcon_h1": _FALCON_H1,
+    "mamba2": _MAMBA_2,
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, experts=_LFM2_EXPERTS),
 }

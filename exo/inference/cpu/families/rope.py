@@ -57,7 +57,9 @@ def rope_table(
         original = scaling["original_max_position_embeddings"]
         periods = periods * np.asarray(scaling["long_factor"], np.float64)
         factor = (max_positions or original) / original
-        if factor > 1:
+        if said := scaling.get("long_mscale"):
+            scale = float(said)
+        elif factor > 1:
             scale = math.sqrt(1 + math.log(factor) / math.log(original))
     else:
         raise ModelUnsupported(f"rope scaling {kind!r}")

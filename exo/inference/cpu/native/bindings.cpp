@@ -213,7 +213,8 @@ NB_MODULE(_native, m) {
       .value("TOP_THEN_SIGMOID", Routing::kTopThenSigmoid)
       .value("SIGMOID", Routing::kSigmoid)
       .value("SIGMOID_SUMMED_1", Routing::kSigmoidSummed1)
-      .value("ROOT_SOFTPLUS_SUMMED_1", Routing::kRootSoftplusSummed1);
+      .value("ROOT_SOFTPLUS_SUMMED_1", Routing::kRootSoftplusSummed1)
+      .value("SPARSE_MIXER", Routing::kSparseMixer);
 
   nb::class_<Matrix>(m, "Matrix")
       .def_ro("rows", &Matrix::rows)
@@ -282,6 +283,7 @@ NB_MODULE(_native, m) {
       .def_rw("experts_per_token", &Spec::experts_per_token)
       .def_rw("routing", &Spec::routing)
       .def_rw("expert_scale", &Spec::expert_scale)
+      .def_rw("expert_band", &Spec::expert_band)
       .def_rw("weighs_inputs", &Spec::weighs_inputs)
       .def_rw("limits_inputs", &Spec::limits_inputs)
       .def_rw("streams", &Spec::streams)

@@ -29,6 +29,7 @@ enum class Routing : uint8_t {
   kSigmoid,                // of each by itself, the top ones as they are
   kSigmoidSummed1,         // the same, divided by their sum
   kRootSoftplusSummed1,    // the root of softplus of each by itself, divided by their sum
+  kSparseMixer,            // of each of the top ones, among those that are left and near it
 };
 
 // A convolution of each channel over the last `taps` tokens, weights [taps, channels].

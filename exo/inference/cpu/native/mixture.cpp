@@ -82,6 +82,26 @@ void choose(const Spec& spec, const std::vector<float>& bias, const int32_t* tol
   for (Choice& one : choice) one.weight *= (sums_to_1 ? 1.f / total : 1.f) * spec.expert_scale;
 }
 
+// Phi 3.5's: each one's probability among the experts that are left and not far below it
+// (arXiv:2310.00811; at inference, as transformers' modeling_phimoe.py has it).
+void choose_near(const Spec& spec, const float* logits, int64_t count,
+                 std::vector<Choice>& choice) {
+  std::vector<float> left(logits, logits + count);
+  for (Choice& one : choice) {
+    const auto found = std::max_element(left.begin(), left.end());
+    const float best = *found;
+    float total = 0;
+    for (int64_t e = 0; e < count; e++) {
+      const float size = std::max(std::fabs(logits[e]), best);
+      const bool is_far = (best - logits[e]) / size > spec.expert_band;
+      const float own = left[at_least(e)];
+      if (!is_far && own != -INFINITY) total += same::exp(own - best);
+    }
+    one = {found - left.begin(), spec.expert_scale / total};
+    *found = -INFINITY;
+  }
+}
+
 }  // namespace
 
 void Model::experts(const Layer& layer) {
@@ -138,7 +158,12 @@ void Model::experts(const Layer& layer) {
   each_row(rows_, [&](int64_t i) {
     std::vector<Choice> choice(at_least(top));
     const int32_t* told = of_tokens.empty() ? nullptr : of_tokens.data() + tokens_[i] * top;
-    choose(spec_, layer.router_bias, told, router_out_.data() + i * count, count, choice);
+    const float* logits = router_out_.data() + i * count;
+    if (spec_.routing == Routing::kSparseMixer) {
+      choose_near(spec_, logits, count, choice);
+    } else {
+      choose(spec_, layer.router_bias, told, logits, count, choice);
+    }
     for (int64_t t = 0; t < top; t++) {
       const auto [expert, weight] = choice[at_least(t)];
       const float own = layer.expert_scales.empty() ? 1.f : layer.expert_scales[at_least(expert)];

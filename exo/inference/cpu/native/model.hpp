@@ -28,6 +28,7 @@ struct Spec {
   int experts_per_token = 0;
   Routing routing = Routing::kTopThenSoftmax;
   float expert_scale = 1.f;
+  float expert_band = 0.f;     // kSparseMixer: how near, as a part of the larger of both
   bool weighs_inputs = false;  // what experts read is weighed, not what they give
   bool limits_inputs = false;  // Layer's limits are those of what the activation reads
   // Only the best groups of neighbouring experts are chosen from, by the sum of their best ones.

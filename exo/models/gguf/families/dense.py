@@ -261,6 +261,44 @@ def _falcon(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _chatglm(metadata: Metadata, config: Config) -> Config:
+    """GLM-4 9B of 2024 and ChatGLM 3, whose queries, keys and values have offsets."""
+    return {
+        **_partial(metadata, config),
+        "attention_bias": metadata.has_tensor(".attn_q.bias"),
+    }
+
+
+def _phi2(metadata: Metadata, config: Config) -> Config:
+    return {**_partial(metadata, config), "layer_norm_eps": config["rms_norm_eps"]}
+
+
+def _baichuan(metadata: Metadata, config: Config) -> Config:
+    """The larger one (40 layers) has ALiBi, see baichuan.cpp of llama.cpp."""
+    if config["num_hidden_layers"] == _BAICHUAN_13B_LAYERS:
+        raise ModelUnsupported("a Baichuan of 13 billion, which has ALiBi")
+    return {}
+
+
+_BAICHUAN_13B_LAYERS = 40
+
+
+def _orion(metadata: Metadata, config: Config) -> Config:
+    """What StableLM's class computes besides: a llama with other norms."""
+    return {**_stablelm(metadata, config), "use_parallel_residual": False}
+
+
+def _qwen(metadata: Metadata, config: Config) -> Config:
+    """The first Qwen. Its MLP is half as wide as it says (qwen.cpp)."""
+    return {"intermediate_size": config["intermediate_size"] // 2}
+
+
+_PHI2 = {
+    "output_norm": "model.final_layernorm",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 _GPT_NEOX = {
     "token_embd": "model.embed_in",
     "output_norm": "model.final_layer_norm",
@@ -320,6 +358,13 @@ DENSE: Mapping[str, GGUFFamily] = {
     ),
     "exaone4": GGUFFamily("exaone4", tensors=_OLMO2, config=_exaone4),
     "glm4": GGUFFamily("glm4", tensors=_GLM4, config=_partial),
+    "chatglm": GGUFFamily("glm", tensors={"ffn_up": "mlp.gate_up_proj"}, config=_chatglm),
+    "phi2": GGUFFamily("phi", tensors=_PHI2, config=_phi2),
+    "baichuan": GGUFFamily("llama", interleaved_rope=True, config=_baichuan, name="baichuan"),
+    "orion": GGUFFamily("stablelm", config=_orion, name="orion"),
+    "pangu-embedded": GGUFFamily("llama", name="pangu-embedded"),
+    "qwen": GGUFFamily("qwen2", config=_qwen, name="qwen"),
+    "xverse": GGUFFamily("llama", interleaved_rope=True, name="xverse"),
     "ernie4_5": GGUFFamily("ernie4_5", config=_ernie4_5),
     "hunyuan-dense": GGUFFamily("hunyuan_v1_dense", tensors=_HUNYUAN, config=_hunyuan),
     "gptneox": GGUFFamily(

@@ -114,6 +114,23 @@ def _hy4(metadata: Metadata, config: Config) -> Config:
     return {**found, **indexer(metadata), **indexing_layers(own)}
 
 
+def _minicpm3(metadata: Metadata, config: Config) -> Config:
+    """llama.cpp takes the scales of the one model there is (minicpm3.cpp)."""
+    width, turned = metadata("attention.key_length"), metadata("rope.dimension_count")
+    return {
+        "q_lora_rank": metadata("attention.q_lora_rank"),
+        "kv_lora_rank": metadata("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": width - turned,
+        "v_head_dim": config["hidden_size"] // config["num_attention_heads"],
+        "scale_emb": 12.0,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        # mlx-lm's class wants one.
+        "rope_scaling": config.get("rope_scaling") or {"type": "longrope"},
+    }
+
+
 def _deepseek_v2(metadata: Metadata, config: Config) -> Config:
     groups = metadata("expert_group_count", 1)
     return {
@@ -159,4 +176,5 @@ LATENTS: Mapping[str, GGUFFamily] = {
         config=_hy4,
     ),
     "mistral4": MISTRAL4,
+    "minicpm3": GGUFFamily("minicpm3", tensors=LATENT_TENSORS, config=_minicpm3),
 }

@@ -207,6 +207,40 @@ def _exaone_moe(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _deepseek(metadata: Metadata, config: Config) -> Config:
+    """DeepSeek V1's mixture. Its class does not scale what experts give, nor their weights' sum."""
+    found = deepseek_routing(metadata, config)
+    if found["routed_scaling_factor"] != 1.0 or found["norm_topk_prob"]:
+        raise ModelUnsupported("a DeepSeek V1 whose experts' weights are scaled")
+    return {**found, "moe_layer_freq": 1, "rope_scaling": None}
+
+
+def _bailing(metadata: Metadata, config: Config) -> Config:
+    """The first Ling, which computes what Ernie 4.5 does; its head's rows are normed in the file
+    (conversion/bailingmoe.py)."""
+    if not metadata("expert_weights_norm", False) or metadata("expert_weights_scale", 1.0) != 1.0:
+        raise ModelUnsupported("a first Ling whose experts' weights have another sum than 1")
+    return _ernie4_5(metadata, config)
+
+
+_PHI_3_5_TEMPERATURE = 1.243163121016122
+"""`short_mscale` and `long_mscale` in the config.json of Phi 3.5's mixture, which files leave
+out."""
+
+
+def _phimoe(metadata: Metadata, config: Config) -> Config:
+    found = {**_mixtral(metadata, config), "router_jitter_noise": 0.01, "rope_scaling": None}
+    if scaling := config.get("rope_scaling"):
+        original = scaling["original_max_position_embeddings"]
+        found["original_max_position_embeddings"] = original
+        found["rope_scaling"] = {
+            **scaling,
+            "short_mscale": _PHI_3_5_TEMPERATURE,
+            "long_mscale": _PHI_3_5_TEMPERATURE,
+        }
+    return found
+
+
 def _ernie4_5(metadata: Metadata, config: Config) -> Config:
     return {
         "use_bias": config["attention_bias"],
@@ -361,6 +395,9 @@ MIXTURES: Mapping[str, GGUFFamily] = {
     "bailingmoe2": GGUFFamily("glm4_moe", tensors=ROUTED, config=_by_sigmoid, name="bailingmoe2"),
     "dots1": GGUFFamily("glm4_moe", tensors=ROUTED, config=_by_sigmoid, name="dots1"),
     "ernie4_5-moe": GGUFFamily("ernie4_5_moe", tensors=_ERNIE, config=_ernie4_5),
+    "deepseek": GGUFFamily("deepseek", interleaved_rope=True, tensors=ROUTED, config=_deepseek),
+    "bailingmoe": GGUFFamily("ernie4_5_moe", tensors=ROUTED, config=_bailing, name="bailingmoe"),
+    "phimoe": GGUFFamily("phimoe", tensors=_SPARSE_BLOCK, config=_phimoe),
     "hunyuan-moe": GGUFFamily("hunyuan", tensors=_HUNYUAN, config=_hunyuan),
     "exaone-moe": GGUFFamily("exaone_moe", tensors=ROUTED, config=_exaone_moe),
     "mellum": GGUFFamily("mellum", tensors=_SWITCHED, config=_mellum),

@@ -381,6 +381,30 @@ def _nemotron_h(metadata: Metadata, config: Config) -> Config:
     return found
 
 
+def _mamba2(metadata: Metadata, config: Config) -> Config:
+    """Codestral Mamba and the models of the paper (arXiv:2405.21060)."""
+    heads = metadata("ssm.time_step_rank")
+    return {
+        "num_heads": heads,
+        "head_dim": metadata("ssm.inner_size") // heads,
+        "state_size": metadata("ssm.state_size"),
+        "n_groups": metadata("ssm.group_count"),
+        "conv_kernel": metadata("ssm.conv_kernel"),
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "use_bias": metadata.has_tensor(".ssm_in.bias"),
+        "use_conv_bias": metadata.has_tensor(".ssm_conv1d.bias"),
+        "time_step_limit": [0.0, 1e30],
+        "time_step_rank": heads,
+    }
+
+
+_MAMBA_2 = {
+    **_state_space("mixer"),
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "attn_norm": "norm",
+}
+
 _NEMOTRON = GGUFFamily(
     "nemotron_h", layers="backbone.layers", tensors=_NEMOTRON_H, config=_nemotron_h
 )
@@ -415,6 +439,7 @@ RECURRENT: Mapping[str, GGUFFamily] = {
     "glm5-next": GGUFFamily(
         "glm5_next", tensors=_GLM5_NEXT, config=_glm5_next, qkv_rows=_kimi_rows
     ),
+    "mamba2": GGUFFamily("mamba2", layers="backbone.layers", tensors=_MAMBA_2, config=_mamba2),
     "falcon-h1": GGUFFamily("falcon_h1", tensors=_FALCON_H1, config=_falcon_h1),
     "lfm2": GGUFFamily("lfm2", tensors=_LFM2 | _LFM2_MLP, config=_lfm2),
     "lfm2moe": GGUFFamily("lfm2_moe", tensors=_LFM2 | _LFM2_MOE, config=_lfm2_moe),
