@@ -1062,6 +1062,9 @@ def add_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
             writer.add_bool(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
+        elif isinstance(value, np.ndarray):  # of uint64
+            of_which = gguf.GGUFValueType.UINT64
+            writer.add_key_value(key, value.tolist(), gguf.GGUFValueType.ARRAY, of_which)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         elif value is not None:

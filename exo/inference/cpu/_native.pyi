@@ -123,6 +123,7 @@ class DeltaNet:
     decay: list[float]
     dt_bias: list[float]
     norm: list[float]
+    sigmoid_gate: bool
     key_heads: int
     value_heads: int
     key_dim: int
@@ -188,6 +189,29 @@ class Compressor:
     dim: int
     ratio: int
     overlaps: bool
+    turns_first: bool
+
+class PoolIndexer:
+    q: Matrix
+    q_norm: list[float]
+    pools: Compressor
+    heads: int
+    dim: int
+    most: int
+
+class Ngrams:
+    rows: Callable[[list[int]], Matrix]
+    multipliers: list[int]
+    sizes: list[int]
+    starts: list[int]
+    end: int
+    key: Matrix
+    value: Matrix
+    key_norm: list[float]
+    query_norm: list[float]
+    convolution_norm: list[float]
+    convolution: Convolution
+    dilation: int
 
 class CompressedAttention:
     q_a: Matrix
@@ -205,6 +229,9 @@ class CompressedAttention:
 
 class HyperConnection:
     mix: Matrix
+    down: Matrix
+    up: Matrix
+    norm: list[float]
     base: list[float]
     scales: list[float]
 
@@ -316,6 +343,8 @@ class Layer:
     limit: float
     scale: float
     blocks: BlockIndexer
+    pooled: PoolIndexer
+    ngrams: Ngrams
     latent: LatentAttention
     compressed: CompressedAttention
     attention_streams: HyperConnection

@@ -84,6 +84,8 @@ class CPUEngine(InferenceEngine):
             return described
         found, experts = checkpoint.architecture, checkpoint.expert_bytes
         described = describe_checkpoint(model_id, path, found.n_layers)
+        if table := checkpoint.table_bytes:  # counted as an embedding, and stays on disk
+            described = replace(described, first_bytes=described.first_bytes - table)
         if any(experts):
             described = replace(described, expert_bytes=experts)
         if found.uncuttable:

@@ -97,6 +97,15 @@ class Packer:
         self._done(module)
         return packed
 
+    def rows_of(self, module: str) -> Callable[[list[int]], native.Matrix]:
+        """What packs some rows, by their numbers, of a table that is not read as a whole."""
+        how, parts = self._read(module)
+
+        def pack(rows: list[int]) -> native.Matrix:
+            return _pack(how, _each(parts, methodcaller("take", np.array(rows))))
+
+        return pack
+
     def halves_of_stack(self, name: str) -> list[Callable[[int], native.Matrix]]:
         """A stack [count, rows, columns] whose layers are two each, one below the other: what packs
         one of the upper ones, and of the lower ones."""

@@ -21,6 +21,7 @@ from exo.inference.cpu.layers.layer import (
     expert_reader,
     expert_tensors_of_layer,
     tensors_of_layer,
+    tensors_read_later,
     unread_tensors,
 )
 from exo.inference.cpu.packing import DTYPES, GGML, OnBytes, Packer, as_list, norm
@@ -64,6 +65,8 @@ class CheckpointModel:
             layers = range(self.architecture.n_layers)
             self.expert_bytes = tuple(self._expert_bytes(checkpoint, layer) for layer in layers)
             """Of each layer, what experts take that only some tokens go through."""
+            self.table_bytes = sum(map(checkpoint.nbytes, self._read_later(checkpoint, layers)))
+            """What stays on disk, and rows of it are read."""
 
     @contextmanager
     def _opened(self) -> Iterator[CanonicalCheckpoint]:
@@ -127,7 +130,7 @@ class CheckpointModel:
                         checkpoint.read_ahead(name)
                 rope = arch.ropes[index]
                 place = -1 if rope is None else self._ropes.index(rope)
-                layer = build_layer(arch, packer, index, place)
+                layer = build_layer(arch, packer, index, place, self._lasting_packer)
                 if index in arch.expert_layers:
                     if cold and lasting:
                         reader = expert_reader(arch, lasting, index)
@@ -163,9 +166,10 @@ class CheckpointModel:
                     model.streams = alt_up.build_streams(arch, self._matrices.__getitem__)
             if end == arch.n_layers:
                 model.head = self._matrices["model.embed_tokens" if self.tied else "lm_head"]
-                model.final_norm = norm(
-                    arch.family, packer, "model.norm.weight", arch.family.final_norm_offset
-                )
+                if arch.ends_in_norm:
+                    model.final_norm = norm(
+                        arch.family, packer, "model.norm.weight", arch.family.final_norm_offset
+                    )
                 if "model.norm.bias" in self._ending(checkpoint):
                     model.final_norm_bias = as_list(packer.floats("model.norm.bias"))
                 if arch.hyper and (last := hyper.build_last(packer, arch.hyper)):
@@ -188,7 +192,10 @@ class CheckpointModel:
         """Names of the tensors that layers [start, end) read."""
         with self._opened() as checkpoint:
             layers, modules = range(start, end), self._outer_modules(start, end)
-            names = self._tensors_of(checkpoint, layers, modules, end)
+            names = [
+                *self._tensors_of(checkpoint, layers, modules, end),
+                *self._read_later(checkpoint, layers),
+            ]
             return frozenset(map(checkpoint.own_name, names))
 
     def keep_only(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -237,12 +244,18 @@ class CheckpointModel:
         if end == self.architecture.n_layers:
             yield from self._ending(checkpoint)
 
+    def _read_later(self, checkpoint: CanonicalCheckpoint, layers: Iterable[int]) -> Iterator[str]:
+        for index in layers:
+            yield from tensors_read_later(self.architecture, checkpoint, index)
+
     def _ending(self, checkpoint: CanonicalCheckpoint) -> list[str]:
         """What comes after the last layer and is no matrix."""
         arch = self.architecture
         has_bias = arch.family.layer_norm and "model.norm.bias" in checkpoint
-        bias = ["model.norm.bias"] if has_bias else []
-        return ["model.norm.weight", *bias, *(hyper.last_tensors(checkpoint) if arch.hyper else [])]
+        found = ["model.norm.weight"] if arch.ends_in_norm else []
+        if has_bias:
+            found.append("model.norm.bias")
+        return [*found, *(hyper.last_tensors(checkpoint, arch.hyper) if arch.hyper else [])]
 
     def _spec(self, precise: bool, kv_bits: int, cache_limit_bytes: int) -> native.Spec:
         arch = self.architecture
@@ -299,6 +312,7 @@ class CheckpointModel:
         known = set(
             self._tensors_of(checkpoint, layers, self._outer_modules(0, len(layers)), len(layers))
         )
+        known |= set(self._read_later(checkpoint, layers))
         if "lm_head.weight" in checkpoint:
             known |= set(checkpoint.parts("lm_head"))
         unread = {name for i in layers for name in unread_tensors(arch, checkpoint, i)}

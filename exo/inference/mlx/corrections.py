@@ -21,6 +21,7 @@ _WITHOUT_A_CLASS = (
     "granite_swa",
     "hy_v3",
     "hy_v4",
+    "qwen4_exp",
 )
 
 

@@ -45,11 +45,11 @@ SCALINGS: dict[str, dict[str, Any]] = {
 TWINS = (
     *ALIASES,
     *("falcon", "cohere2_moe", "arcee", "granite_swa", "hy_v3"),
-    *("hy_v4", "deepseek_v4", "glm5_next"),
+    *("hy_v4", "deepseek_v4", "glm5_next", "qwen4_exp"),
 )
 """Names that mlx-lm has for another family's class, or for none (test_falcon.py,
 test_cohere2_moe.py, test_without_a_class.py, test_deepseek_v4.py, test_hy4.py,
-test_glm5.py)."""
+test_glm5.py, test_qwen4.py)."""
 CHOSEN: dict[str, dict[str, Any]] = {
     "hunyuan": {"use_cla": False},
     "nemotron-nas": zoo.NEMOTRON_49B,

@@ -9,9 +9,13 @@ from typing import Any
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.blocks import Blocks
+from exo.inference.cpu.families.entries import Compressed, compressed_of
 from exo.inference.cpu.families.family import Experts, Factor, Family, Growth, Mixer
+from exo.inference.cpu.families.ngrams import Ngrams
+from exo.inference.cpu.families.pools import Pools
 from exo.inference.cpu.families.positions import Config, head_dim
 from exo.inference.cpu.families.rope import RopeTable
+from exo.inference.cpu.families.streams import Hyper, hyper_of
 from exo.inference.cpu.families.table import FAMILIES
 from exo.models.description import text_config
 
@@ -21,7 +25,7 @@ class Recurrent:
     """Sizes of the layers that remember a state: `taps` of their convolution, and a delta net's
     heads and what each of them holds. `tiled`: value head i goes with key head i modulo their
     number, not with the i-th part of them; `regroups`: but for the layer after them. `fading_bound`
-    is that of the native DeltaNet."""
+    and `sigmoid_gate` are those of the native DeltaNet."""
 
     taps: int
     key_heads: int = 0
@@ -30,6 +34,7 @@ class Recurrent:
     value_dim: int = 0
     tiled: bool = False
     regroups: bool = False
+    sigmoid_gate: bool = False
     fading_bound: float = 0.0
 
 
@@ -67,34 +72,6 @@ class Latent:
     index_turns_last: bool = False
     index_eps: float = 1e-6
     choosing: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """Of DeepSeek V4's attention, by layer how many tokens an entry stands for (0: there are none)
-    and which have an indexer, to how many entries a query attends there; how many newest tokens
-    each query sees, and in how many parts what heads attended goes out."""
-
-    ratios: tuple[int, ...]
-    indexed: frozenset[int]
-    most: int
-    index_heads: int
-    index_dim: int
-    window: int
-    groups: int
-
-
-@dataclass(frozen=True)
-class Hyper:
-    """Of hyper-connections: hidden states of a token, how often the matrix that mixes them is
-    balanced, or 0 where they do not mix; `magnitude`: how large weights may be by which what a part
-    gives is added, each at least `least`."""
-
-    streams: int
-    rounds: int
-    eps: float
-    magnitude: float = 2.0
-    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -148,6 +125,8 @@ class Architecture:
     latent: Latent | None = None
     compressed: Compressed | None = None
     blocks: Blocks | None = None
+    pools: Pools | None = None
+    ngrams: Ngrams | None = None
     hyper: Hyper | None = None
     alt_up: AltUp | None = None
     loops: int = 1
@@ -170,6 +149,11 @@ class Architecture:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_soft_cap: float = 0.0
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """Whether the head reads a norm, and not what mixes several hidden states."""
+        return self.hyper is None or not self.hyper.rank
 
     @property
     def uncuttable(self) -> str:
@@ -246,7 +230,7 @@ def _read(config: Config, family: Family) -> Architecture:
     if not family.explicit_head_dim:
         own["head_dim"] = None
     latent = _latent(config) if family.latent else None
-    compressed = _compressed(config) if family.compressed else None
+    compressed = compressed_of(config) if family.compressed else None
     width = -(-(latent.rank + latent.turned) // 16) * 16 if latent else head_dim(own)
     tied = family.tied
     if family.tied_by_config:
@@ -300,7 +284,9 @@ def _read(config: Config, family: Family) -> Architecture:
         latent=latent,
         compressed=compressed,
         blocks=family.blocks(config),
-        hyper=_hyper(config) if family.hyper else None,
+        pools=family.pools(config),
+        ngrams=family.ngrams(config),
+        hyper=hyper_of(config) if family.hyper else None,
         alt_up=_alt_up(config) if family.alt_up else None,
         loops=family.loops(config),
         norms_loops=not config.get("skip_loop_final_norm"),
@@ -334,41 +320,6 @@ def _alt_up(config: Config) -> AltUp:
         clip=float(config.get("altup_coef_clip") or math.inf),
         is_scaled=bool(config["altup_correct_scale"]),
     )
-
-
-def _compressed(config: Config) -> Compressed:
-    n_layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
-    ratios = tuple(map(int, config["compress_ratios"][:n_layers]))
-    groups, head_dim = int(config["o_groups"]), int(config["head_dim"])
-    if heads % groups or head_dim % 16 or int(config["index_head_dim"]) % 16:
-        raise ModelUnsupported(
-            f"{heads} heads of {head_dim} in {groups} groups; the cpu engine takes sizes that 16 "
-            "divides, and heads that their groups divide"
-        )
-    return Compressed(
-        ratios=ratios,
-        indexed=frozenset(i for i, ratio in enumerate(ratios) if ratio == _INDEXED),
-        most=int(config["index_topk"]),
-        index_heads=int(config["index_n_heads"]),
-        index_dim=int(config["index_head_dim"]),
-        window=int(config["sliding_window"]),
-        groups=groups,
-    )
-
-
-def _hyper(config: Config) -> Hyper:
-    found = Hyper(
-        streams=int(config["hc_mult"]),
-        rounds=int(config.get("hc_sinkhorn_iters") or 0),
-        eps=float(config["hc_eps"]),
-    )
-    if "hc_magnitude" not in config:
-        return found
-    return replace(found, magnitude=float(config["hc_magnitude"]), least=found.eps)
-
-
-_INDEXED = 4
-"""Where an entry stands for so many tokens, an indexer chooses (DeepSeek V4)."""
 
 
 def _latent(config: Config) -> Latent:
@@ -434,6 +385,7 @@ def _recurrent(config: Config, mixers: frozenset[Mixer]) -> Recurrent | None:
             value_dim=int(config["linear_value_head_dim"]),
             tiled=bool(config.get("linear_value_heads_tiled")),
             regroups="hadamard" in config,
+            sigmoid_gate=config.get("output_gate_type") == "sigmoid",
         )
     else:
         return None

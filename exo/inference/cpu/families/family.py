@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from exo.inference.cpu.families.blocks import Blocks, no_blocks
+from exo.inference.cpu.families.ngrams import Ngrams, no_ngrams
+from exo.inference.cpu.families.pools import Pools, no_pools
 from exo.inference.cpu.families.positions import Config, full_attention, llama_rope
 from exo.inference.cpu.families.rope import RopeTable
 
@@ -178,9 +180,10 @@ class Family:
     `alt_up`: a hidden state of several streams; `sparsity`: so many deviations above their mean the
     gates' values must lie to go on; `limits`: how large what activations give may be, in experts
     and elsewhere, 0 where there is none, with `limits_inputs` of what they read. `compressed`: the
-    native CompressedAttention; `blocks`: attention to chosen blocks of keys; `hyper`: several
-    hidden states of a token. `loops`: how often all layers run, the last norm between them, unless
-    the config has `skip_loop_final_norm`."""
+    native CompressedAttention; `blocks` or `pools`: attention to chosen ones of keys; `ngrams`:
+    what several tokens bring together; `hyper`: several hidden states of a token. `loops`: how
+    often all layers run, the last norm between them, unless the config has
+    `skip_loop_final_norm`."""
 
     tied: bool | None = True
     tied_by_config: bool = True
@@ -204,6 +207,8 @@ class Family:
     latent_eps: float = 1e-6
     compressed: bool = False
     blocks: Callable[[Config], Blocks | None] = no_blocks
+    pools: Callable[[Config], Pools | None] = no_pools
+    ngrams: Callable[[Config], Ngrams | None] = no_ngrams
     hyper: bool = False
     explicit_head_dim: bool = True
     rope: Callable[[Config, int], RopeTable | None] = llama_rope

@@ -17,6 +17,8 @@ from exo.inference.cpu.families.mixtures import (
     same_limits,
     sparse_steps,
 )
+from exo.inference.cpu.families.ngrams import qwen_ngrams
+from exo.inference.cpu.families.pools import qwen_pools
 from exo.inference.cpu.families.positions import Config, latent_rope, llama_rope, partial_rope
 from exo.inference.cpu.families.rope import RopeTable
 
@@ -266,6 +268,15 @@ _QWEN3_NEXT = Family(
     experts=_QWEN3_NEXT_EXPERTS,
 )
 _QWEN3_5 = replace(_QWEN3_NEXT, config=_qwen3_5_config)
+_QWEN_4 = replace(
+    _QWEN3_5,
+    norms={},
+    hyper=True,
+    pools=qwen_pools,
+    ngrams=qwen_ngrams,
+)
+"""Qwen3.8 Flash Next, which mlx-lm has no class of. Its arithmetic is that of llama.cpp's
+qwen4exp.cpp and of transformers' modeling_qwen4_exp.py."""
 _LFM2 = Family(
     tied_by_config=False,
     head_norms=True,
@@ -419,6 +430,7 @@ RECURRENT: Mapping[str, Family] = {
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
+    "qwen4_exp": _QWEN_4,
     "granitemoehybrid": _GRANITE_HYBRID,
     "nemotron_h": _NEMOTRON_H,
     "falcon_h1": _FALCON_H1,

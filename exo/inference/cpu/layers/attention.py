@@ -9,7 +9,7 @@ import numpy as np
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.architecture import Architecture
-from exo.inference.cpu.layers import blocks
+from exo.inference.cpu.layers import blocks, pools
 from exo.inference.cpu.packing import Packer, as_list, norm
 
 
@@ -25,6 +25,8 @@ def tensors(
         yield f"{prefix}.sinks"
     if arch.blocks and index in arch.blocks.layers:
         yield from blocks.tensors(checkpoint, prefix)
+    if arch.pools:
+        yield from pools.tensors(checkpoint, prefix)
     for name in _projections(arch, index):
         yield from checkpoint.parts(f"{prefix}.{name}")
 
@@ -79,4 +81,6 @@ def build(arch: Architecture, packer: Packer, prefix: str, layer: native.Layer, 
         layer.softplus_gate = family.output_gate == "softplus"
     if arch.blocks and index in arch.blocks.layers:
         layer.blocks = blocks.build(family, arch.blocks, layer.kv_heads, packer, prefix)
+    if arch.pools:
+        layer.pooled = pools.build(packer, prefix, arch.pools)
     layer.o = packer.matrix(f"{prefix}.o_proj")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import numpy as np
@@ -19,6 +19,7 @@ from exo.inference.cpu.layers import (
     latent,
     mixture,
     mlp,
+    ngrams,
     recurrent,
     token_input,
 )
@@ -61,9 +62,19 @@ def tensors_of_layer(
     if arch.family.layer_scales and f"{prefix}.layer_scalar" in checkpoint:
         yield f"{prefix}.layer_scalar"
     if arch.hyper:
-        yield from hyper.tensors(prefix)
+        yield from hyper.tensors(checkpoint, prefix, arch.hyper)
+    if arch.ngrams and arch.ngrams.layer == index:
+        yield from ngrams.tensors(checkpoint, f"{prefix}.ple")
     if with_experts:
         yield from expert_tensors_of_layer(arch, checkpoint, index)
+
+
+def tensors_read_later(
+    arch: Architecture, checkpoint: CanonicalCheckpoint, index: int
+) -> Iterator[str]:
+    """Names of what stays where it is, and steps ask for."""
+    if arch.ngrams and arch.ngrams.layer == index:
+        yield from ngrams.table_tensors(checkpoint)
 
 
 def _attention(arch: Architecture) -> ModuleType:
@@ -100,9 +111,11 @@ def unread_tensors(
             yield from checkpoint.parts(f"{module}.{name}")
 
 
-def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> native.Layer:
+def build_layer(
+    arch: Architecture, packer: Packer, index: int, rope: int, lasting: Callable[[], Packer]
+) -> native.Layer:
     """All but the experts of a mixture. `rope`: the place of its positions' table among the
-    model's, or -1."""
+    model's, or -1. `lasting` gives a packer for what is read later."""
     modules = arch.family.modules
     prefix = f"model.layers.{index}"
     layer = native.Layer()
@@ -148,6 +161,8 @@ def build_layer(arch: Architecture, packer: Packer, index: int, rope: int) -> na
     if arch.hyper:
         for place, connection in hyper.build(packer, prefix, arch.hyper).items():
             setattr(layer, place, connection)
+    if arch.ngrams and arch.ngrams.layer == index:
+        layer.ngrams = ngrams.build(packer, lasting(), f"{prefix}.ple", arch.ngrams)
     if (deviations := arch.sparsity[index]) is not None:
         layer.sparse, layer.deviations = True, deviations
     layer.expert_limit, layer.limit = arch.limits[index]

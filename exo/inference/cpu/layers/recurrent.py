@@ -36,6 +36,7 @@ def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNe
     net.key_heads, net.value_heads = sizes.key_heads, sizes.value_heads
     net.key_dim, net.value_dim = sizes.key_dim, sizes.value_dim
     net.tiled, net.regroups = sizes.tiled, sizes.tiled and sizes.regroups
+    net.sigmoid_gate = sizes.sigmoid_gate
     qkvz = qkvz_rows(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim)
     rows = dict(zip(_PROJECTIONS, (qkvz, ba_rows(sizes.key_heads, sizes.value_heads)), strict=True))
     made = [
@@ -46,7 +47,7 @@ def delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.DeltaNe
     ]
     (qkv, net.z), (net.b, net.a) = made
     net.qkv = [qkv]
-    net.convolution = _convolution(packer, f"{prefix}.conv1d")
+    net.convolution = convolution(packer, f"{prefix}.conv1d")
     net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
     net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
     net.norm = as_list(packer.floats(f"{prefix}.norm.weight"))
@@ -87,7 +88,7 @@ def kimi_delta_net(arch: Architecture, packer: Packer, prefix: str) -> native.De
         net.a_down = made["f_a"]
     if "g_a" in made:
         net.z_down = made["g_a"]
-    net.convolution = _convolution(packer, *(f"{prefix}.{part}_conv.conv" for part in "qkv"))
+    net.convolution = convolution(packer, *(f"{prefix}.{part}_conv.conv" for part in "qkv"))
     net.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")).reshape(-1))
     net.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias").reshape(-1))
     net.norm = as_list(packer.floats(f"{prefix}.o_norm.weight"))
@@ -115,7 +116,7 @@ def state_space(arch: Architecture, packer: Packer, prefix: str) -> native.State
     width = sizes.heads * sizes.head_dim
     rows = [width, width + 2 * sizes.groups * sizes.state_dim, sizes.heads]
     space.gate, space.xbc, space.dt = packer.split(f"{prefix}.in_proj", rows)
-    space.convolution = _convolution(packer, f"{prefix}.conv1d")
+    space.convolution = convolution(packer, f"{prefix}.conv1d")
     space.decay = as_list(np.exp(packer.floats(f"{prefix}.A_log")))
     space.skip = as_list(packer.floats(f"{prefix}.D"))
     space.dt_bias = as_list(packer.floats(f"{prefix}.dt_bias"))
@@ -134,12 +135,12 @@ def short_convolution(packer: Packer, prefix: str) -> native.ShortConvolution:
     conv = native.ShortConvolution()
     rows = packer.checkpoint.shape(f"{prefix}.in_proj.weight")[0] // 3
     conv.b, conv.c, conv.x = packer.split(f"{prefix}.in_proj", [rows] * 3)
-    conv.convolution = _convolution(packer, f"{prefix}.conv")
+    conv.convolution = convolution(packer, f"{prefix}.conv")
     conv.out = packer.matrix(f"{prefix}.out_proj")
     return conv
 
 
-def _convolution(packer: Packer, *modules: str) -> native.Convolution:
+def convolution(packer: Packer, *modules: str) -> native.Convolution:
     """Of each channel by itself: [channels, taps, 1] as mlx-lm has it, or [channels, 1, taps]; of
     these modules one after the other."""
     of_each = [packer.floats(f"{module}.weight") for module in modules]

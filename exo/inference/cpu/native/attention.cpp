@@ -14,7 +14,7 @@ constexpr int64_t kQueryTile = 16;  // tokens of one sequence whose attention is
 
 }  // namespace
 
-void Model::attention(const Layer& layer, int index) {
+void Model::attention(const Layer& layer, int index, int pools, int64_t state) {
   const KernelTable& k = kernels();
   const int kv_heads = shape_of(layer).heads, head_dim = shape_of(layer).dim;
   const int heads = layer.heads > 0 ? layer.heads : spec_.heads;
@@ -22,9 +22,11 @@ void Model::attention(const Layer& layer, int index) {
   const int64_t k_width = kv_heads * hd, v_width = kv_heads * vd;
   const Matrix* laurel = layer.alt_up ? layer.alt_up->left.get() : nullptr;
   const BlockIndexer* blocks = layer.blocks.get();
+  const PoolIndexer* pooled = layer.pooled.get();
   norm_for_mixer(layer,
                  {layer.q.get(), layer.k.get(), layer.v.get(), layer.output_gate.get(), laurel,
-                  blocks ? blocks->q.get() : nullptr, blocks ? blocks->k.get() : nullptr});
+                  blocks ? blocks->q.get() : nullptr, blocks ? blocks->k.get() : nullptr,
+                  pooled ? pooled->q.get() : nullptr, pooled ? pooled->pools->kv.get() : nullptr});
   grow(q_, rows_ * q_width);
   grow(k_, rows_ * k_width);
   grow(v_, rows_ * v_width);
@@ -84,8 +86,10 @@ void Model::attention(const Layer& layer, int index) {
   });
   attended_.resize(rows_, heads * vd, groups_of({layer.o.get()}));
   if (blocks != nullptr) index_blocks(layer, index + 1);
-  attend(layer, index, blocks ? blocks->all_below() : INT64_MAX);
+  if (pooled != nullptr) index_means(layer, pools, state);
+  attend(layer, index, blocks ? blocks->all_below() : pooled ? pooled->all_below() : INT64_MAX);
   if (blocks != nullptr) attend_blocks(layer, index);
+  if (pooled != nullptr) attend_chosen(layer, index, pooled->most, pooled->pools->ratio);
   each_row(rows_, [&](int64_t i) {
     if (layer.output_gate) {
       gate_output(layer, z_.data() + i * layer.output_gate->rows, heads * vd, i);

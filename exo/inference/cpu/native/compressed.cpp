@@ -270,7 +270,10 @@ void Model::compress(const Compressor& compressor, const Rope& rope, const float
       const auto turned = same::sin_cos(angle);
       cos.push_back(rope.scale * turned.cos), sin.push_back(rope.scale * turned.sin);
     }
-    turn_last(entry.data(), 1, dim, rope, cos.data(), sin.data());
+    const int pairs = static_cast<int>(rope.frequencies.size());
+    const int64_t turned = compressor.turns_first ? 0 : dim - int64_t{2} * pairs;
+    k.rotate(entry.data() + turned, 1, compressor.dim, pairs, rope.interleaved, cos.data(),
+             sin.data());
     const KVView view = entries.cache->view(entries.pages[task.slice], place, 0);
     uint8_t* page = view.pages[task.number / kPageTokens];
     const int slot = static_cast<int>(task.number % kPageTokens), size = static_cast<int>(dim);
@@ -306,7 +309,7 @@ void Model::score_entries(const Layer& layer, Entries& entries, int place) {
   for (uint8_t* const* pages : entries.pages) {
     keys.push_back(entries.cache->view(pages, place, 0));
   }
-  choose_keys(indexer, own.most, own.ratio(), own.most, keys);
+  choose_keys(indexer.heads, indexer.dim, own.most, own.ratio(), own.most, keys);
 }
 
 }  // namespace exo

@@ -35,8 +35,54 @@ void balance(float* m, int64_t n, int rounds, float eps) {
 
 }  // namespace
 
+// As collapse does it; each stream normed by itself, and weighed number by number.
+void Model::collapse_gated(const HyperConnection& connection) {
+  const KernelTable& k = kernels();
+  const int64_t hidden = spec_.hidden, n = spec_.streams, width = n * hidden;
+  const int64_t rank = connection.down->rows;
+  const float share = 1.f / static_cast<float>(n);
+  const MatrixPtr& down = connection.down;
+  routed_.resize(rows_, width, groups_of({down.get()}));
+  each_row(rows_, [&](int64_t i) {
+    for (int64_t d = 0; d < width; d += hidden) {
+      k.rms_norm(streams_.data() + i * width + d, connection.norm.data() + d, routed_.row(i) + d,
+                 hidden, spec_.norm_eps);
+    }
+    routed_.quantize(i, 1);
+  });
+  gated_.resize(rows_, rank, groups_of({connection.up.get()}));
+  run_linear({{down.get(), &routed_, 0, rows_, gated_.row(0), rank}}, spec_.precise);
+  each_row(rows_, [&](int64_t i) {
+    float* low = gated_.row(i);
+    for (int64_t d = 0; d < rank; d++) {
+      const float one = low[d] * share;
+      low[d] = one * same::sigmoid(one);
+    }
+    gated_.quantize(i, 1);
+  });
+  grow(up_, rows_ * width);
+  run_linear({{connection.up.get(), &gated_, 0, rows_, up_.data(), width}}, spec_.precise);
+  grow(before_, rows_ * hidden);
+  grow(mixes_, rows_ * 2 * n);
+  if (connection.mix) {
+    run_linear({{connection.mix.get(), &routed_, 0, rows_, mixes_.data() + n, 2 * n, true}}, true);
+  }
+  each_row(rows_, [&](int64_t i) {
+    float *weights = up_.data() + i * width, *own = before_.data() + i * hidden;
+    k.gate(Activation::kSigmoid, weights, routed_.row(i), width);
+    std::fill_n(own, hidden, 0.f);
+    for (int64_t d = 0; d < width; d += hidden) k.add_scaled(own, weights + d, share, hidden);
+    std::fill_n(x(i), hidden, 0.f);
+    float* added = mixes_.data() + i * 2 * n + n;
+    for (int64_t s = 0; connection.mix && s < n; s++) {
+      added[s] = spec_.stream_magnitude * same::sigmoid(added[s] * share);
+    }
+  });
+}
+
 // Into before_, for the norm of what reads it; x_ becomes 0, to which that part adds its result.
 void Model::collapse(const HyperConnection& connection) {
+  if (connection.up) return collapse_gated(connection);
   const KernelTable& k = kernels();
   const int64_t hidden = spec_.hidden, n = spec_.streams, count = connection.mix->rows;
   if (ones_.size() < at_least(n * hidden)) ones_.assign(at_least(n * hidden), 1.f);

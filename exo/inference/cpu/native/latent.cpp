@@ -99,7 +99,7 @@ void Model::latent_attention(const Layer& layer, int place, int pools, int64_t s
   });
   attended_.resize(rows_, heads * rank, {});
   attend(layer, place, latent.all_below());
-  if (latent.most > 0) attend_chosen(layer, place);
+  if (latent.most > 0) attend_chosen(layer, place, latent.most, latent.pool);
 
   by_head_.resize(rows_ * heads, rank, groups_of({latent.unembed.front().get()}));
   each_row(rows_, [&](int64_t i) {

@@ -19,7 +19,7 @@ std::vector<HeadShape> Layer::entries() const {
   return found;
 }
 
-int64_t Layer::state_floats(KVType type) const {
+int64_t Layer::mixer_floats(KVType type) const {
   if (const Compressor* own = pools()) return own->state_floats();
   if (compressed) {
     const CompressedAttention& own = *compressed;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -55,7 +56,8 @@ struct DeltaNet {
   bool by_key = false;
   float fading_bound = 0.f;  // see KernelTable::fade
   int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
-  bool regroups = false;  // `tiled`, but for `out`, which reads those of a key head together
+  bool sigmoid_gate = false;  // in silu's place; `by_key` too
+  bool regroups = false;      // `tiled`, but for `out`, which reads those of a key head together
   bool tiled = false;  // value head i goes with key head i % key_heads, not i * key_heads / heads
 
   int64_t channels() const {
@@ -89,11 +91,12 @@ struct ShortConvolution {
 // norm: not) and turned by the position of the first. Where they overlap, a token has two numbers,
 // of which the first is for the entry after its own.
 struct Compressor {
-  MatrixPtr kv, gate;       // [dim], or where they overlap [2 * dim]
+  MatrixPtr kv, gate;       // [dim], or where they overlap [2 * dim]; no gate: all weigh the same
   std::vector<float> bias;  // [ratio, rows of kv]
   std::vector<float> norm;  // [dim]
   int dim = 0, ratio = 0;
   bool overlaps = false;
+  bool turns_first = false;  // numbers of an entry, not the last ones
 
   int64_t width() const { return overlaps ? int64_t{2} * dim : dim; }
   int64_t kept() const { return overlaps ? int64_t{2} * ratio : ratio; }  // tokens
@@ -112,6 +115,18 @@ struct Indexer {
   bool interleaved = false;  // see Rope
   bool turns_last = false;   // numbers of a head, not the first ones
   float norm_eps = 1e-6f;
+};
+
+// Qwen3.8 Flash Next's: of all keys a query sees those of the best pools of tokens, by a sum over
+// `heads` of max(0, q . k), with one k for all of them: the mean of what `pools` makes of a pool's
+// tokens, normed and turned; and those after the last whole pool.
+struct PoolIndexer {
+  MatrixPtr q;                // [heads, dim]
+  std::vector<float> q_norm;  // [dim]
+  std::shared_ptr<Compressor> pools;
+  int heads = 0, dim = 0, most = 0;  // `most`: keys of whole pools
+
+  int64_t all_below() const { return int64_t{most} + pools->ratio - 1; }
 };
 
 // MiniMax M3's: of all keys a query sees, for each KV head by itself, those in the `most` best
@@ -141,7 +156,6 @@ struct LatentAttention {
 
   // Positions that attend to all; later ones choose. At most so many are chosen.
   int64_t all_below() const { return most > 0 ? int64_t{most} + pool - 1 : INT64_MAX; }
-  int64_t chosen_at(int64_t position) const { return most + (position + 1) % pool; }
 };
 
 // DeepSeek V4's attention. One key of `dim` numbers, its last ones turned by position, is the value
@@ -173,12 +187,39 @@ struct CompressedAttention {
 // DeepSeek V4's residuals (arXiv:2512.24880): a token has several hidden states. `mix` makes of all
 // of them, normed as one, how a layer's part reads them, how what it gives is added to each, and a
 // matrix whose rows and columns sum to 1, by which they go over into one another. In Hy4 they stay
-// apart.
+// apart. In Qwen3.8 Flash Next they do, too, each normed by itself: there a part reads the mean of
+// them number by number weighed, by sigmoid(up silu(down of all / streams)), and `mix` has the rows
+// for what it gives alone, the last one none.
 struct HyperConnection {
   // [rows, streams * hidden]: streams * (2 + streams) rows, or 2 * streams; the last one's streams
   MatrixPtr mix;
   std::vector<float> base;    // of each row of mix
   std::vector<float> scales;  // of the rows for each of the three
+  MatrixPtr down, up;         // null: DeepSeek's or Hy4's
+  std::vector<float> norm;    // [streams * hidden], with these
+};
+
+// Qwen3.8 Flash Next's, in one layer: what sequences of up to `orders` tokens that end with this
+// one bring, each by several rows of a table that stays on disk. Of all of them `value` makes one
+// more hidden state and `key` one for each stream, which says by its product with the stream how
+// much of `value` that gets; and a convolution over tokens that are `dilation` apart.
+struct Ngrams {
+  using Rows = std::function<MatrixPtr(const std::vector<int64_t>& rows)>;
+
+  Rows rows;                           // of the table, packed
+  std::vector<int64_t> multipliers;    // [orders]: of the token itself, of the one before, ...
+  std::vector<int64_t> sizes, starts;  // of the table's parts, those of two tokens first
+  int end = 0;                         // a token that what comes before it does not reach past
+  MatrixPtr key, value;
+  std::vector<float> key_norm, query_norm, convolution_norm;  // [streams * hidden]
+  Convolution convolution;                                    // of as many channels
+  int dilation = 1;
+
+  int64_t orders() const { return static_cast<int64_t>(multipliers.size()); }
+  int64_t rows_before() const { return int64_t{convolution.taps - 1} * dilation; }
+  int64_t channels() const { return static_cast<int64_t>(convolution_norm.size()); }
+  // Rows of the convolution, and the last tokens, each as its number and 1.
+  int64_t state_floats() const { return rows_before() * channels() + orders() - 1; }
 };
 
 // Gemma 3n's and 4's: beside its hidden state each token has, for each layer, `dim` numbers of its
@@ -269,6 +310,8 @@ struct Layer {
   float expert_limit = 0.f, limit = 0.f;
   float scale = 1.f;                     // of x after all else
   std::shared_ptr<BlockIndexer> blocks;  // null: attends to all keys it sees
+  std::shared_ptr<PoolIndexer> pooled;   // or these
+  std::shared_ptr<Ngrams> ngrams;
   std::shared_ptr<LatentAttention> latent;
   std::shared_ptr<CompressedAttention> compressed;
   std::shared_ptr<HyperConnection> attention_streams, mlp_streams;
@@ -287,13 +330,17 @@ struct Layer {
   // Numbers of the key that an indexer has of each token in the KV cache; 0: there is none.
   int index_dim() const;
   const Compressor* pools() const {
+    if (pooled) return pooled->pools.get();
     return latent && latent->indexer ? latent->indexer->pools.get() : nullptr;
   }
   // How many tokens its entries stand for, and their shapes; 0: there are none.
   int entry_ratio() const;
   std::vector<HeadShape> entries() const;
-  // What a sequence takes beside the KV cache, whose numbers are of `type`.
-  int64_t state_floats(KVType type) const;
+  // What a sequence takes beside the KV cache, whose numbers are of `type`; of `ngrams` at the end.
+  int64_t state_floats(KVType type) const {
+    return mixer_floats(type) + (ngrams ? ngrams->state_floats() : 0);
+  }
+  int64_t mixer_floats(KVType type) const;
 };
 
 }  // namespace exo

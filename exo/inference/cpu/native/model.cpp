@@ -203,6 +203,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     cached.push_back(layer.kv_from >= 0 ? cached[at_least(layer.kv_from)] : caching);
     caching += (layer.caches() ? 1 : 0) + (layer.index_dim() > 0 ? 1 : 0);
     if (layer.alt_up) predict_streams(*layer.alt_up);
+    if (layer.ngrams) add_ngrams(*layer.ngrams, state + layer.mixer_floats(kv_type()));
     if (layer.parallel || layer.mixes_twice())
       before_.assign(x_.begin(), x_.begin() + rows_ * spec_.hidden);
     if (layer.attention_streams) collapse(*layer.attention_streams);
@@ -212,7 +213,7 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
     } else if (layer.latent) {
       latent_attention(layer, cached[index], place, state);
     } else if (layer.q) {
-      attention(layer, cached[index]);
+      attention(layer, cached[index], place, state);
     }
     if (layer.delta_net) {
       delta_net(layer, state);

@@ -153,8 +153,12 @@ class Model {
   // tanh of the router's view of x_: [rows, streams] in router_out_.
   void route_streams(const AltUp& up);
   void add_laurel(const AltUp& up);
-  // `index` among the layers that cache; `state` where its part of a sequence's state begins.
-  void attention(const Layer& layer, int index);
+  // Rows of the table for each token, in its order; at `state` what is remembered for the next.
+  std::vector<int64_t> rows_of_ngrams(const Ngrams& ngrams, int64_t state);
+  void add_ngrams(const Ngrams& ngrams, int64_t state);
+  // `index` among the layers that cache, `pools` among the entries of its indexer; `state` where
+  // its part of a sequence's state begins.
+  void attention(const Layer& layer, int index, int pools, int64_t state);
   // Of tokens at positions below so many.
   void attend(const Layer& layer, int index, int64_t positions_below = INT64_MAX);
   void activate(float limit, float* row, const float* up, int64_t width) const;
@@ -165,7 +169,10 @@ class Model {
   // An indexer's queries of all rows, not yet turned, and the weights of their heads.
   void ask_indexer(const Indexer& indexer);
   void index_pools(const Layer& layer, int place, int64_t state);
-  void expand_pools(const LatentAttention& latent);
+  // The same beside heads of keys and values.
+  void index_means(const Layer& layer, int place, int64_t state);
+  // Numbers of `most` / `pool` pools chosen become the positions of their tokens.
+  void expand_pools(int64_t most, int64_t pool);
   // `place` among the entries of the layer's ratio.
   void compressed_attention(const Layer& layer, int place, int64_t state);
   // `kv` and `gate` of all rows to what is kept of them at `state` of each sequence, and entries
@@ -184,6 +191,7 @@ class Model {
   KVView copy_chosen(const KVView& from, const int32_t* chosen, int64_t count);
   // Streams into x_ as a layer's part reads them, and that part's result, in x_, to them.
   void collapse(const HyperConnection& connection);
+  void collapse_gated(const HyperConnection& connection);
   void expand();
   // All of them into x_, after the last layer.
   void join_streams();
@@ -192,10 +200,11 @@ class Model {
   void index(const Layer& layer, int index);
   // Of each row that sees more keys than `most`, of which one stands for `every` tokens; row i's
   // from chosen_[i * stride] on.
-  void choose_keys(const Indexer& indexer, int64_t most, int every, int64_t stride,
+  void choose_keys(int heads, int64_t dim, int64_t most, int every, int64_t stride,
                    const std::vector<KVView>& keys_of_slices);
   std::vector<int64_t> choosing_rows(int64_t most, int every) const;
-  void attend_chosen(const Layer& layer, int index);
+  // Each with all keys of the chosen `most` in pools of `pool`, and those after the last whole one.
+  void attend_chosen(const Layer& layer, int index, int64_t most, int64_t pool);
   // The same where blocks are chosen, whose keys are at `index`.
   void index_blocks(const Layer& layer, int index);
   void score_keys(const BlockIndexer& indexer, int index, std::span<const int64_t> rows,

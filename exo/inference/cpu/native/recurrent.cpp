@@ -166,7 +166,8 @@ void Model::delta_net(const Layer& layer, int64_t state) {
     for (int64_t h = 0; h < heads; h++) {
       k.rms_norm(out + h * values, net.norm.data(), out + h * values, values, spec_.norm_eps);
     }
-    k.gate(net.by_key ? Activation::kSigmoid : Activation::kSilu, z, out, width);
+    k.gate(net.by_key || net.sigmoid_gate ? Activation::kSigmoid : Activation::kSilu, z, out,
+           width);
     for (int64_t h = 0; h < heads; h++) {
       const int64_t of_key_head = heads / net.key_heads;
       const int64_t grouped = h % net.key_heads * of_key_head + h / net.key_heads;

@@ -102,7 +102,7 @@ void Model::index(const Layer& layer, int index) {
   if (!chooses) return;
   std::vector<KVView> keys;
   for (uint8_t* const* pages : pages_) keys.push_back(cache_->view(pages, index, 0));
-  choose_keys(indexer, most, 1, most, keys);
+  choose_keys(indexer.heads, dim, most, 1, most, keys);
 }
 
 // GLM 5.3's: one key for `pool` tokens, of which a query sees those that are whole.
@@ -130,24 +130,63 @@ void Model::index_pools(const Layer& layer, int place, int64_t state) {
   for (uint8_t* const* pages : entries.pages) {
     keys.push_back(entries.cache->view(pages, place, 0));
   }
-  choose_keys(indexer, pools, latent.pool, latent.all_below(), keys);
-  expand_pools(latent);
+  choose_keys(indexer.heads, indexer.dim, pools, latent.pool, latent.all_below(), keys);
+  expand_pools(latent.most, latent.pool);
+}
+
+// Qwen3.8 Flash Next's: a pool's key is the mean of its tokens'.
+void Model::index_means(const Layer& layer, int place, int64_t state) {
+  const KernelTable& k = kernels();
+  const PoolIndexer& indexer = *layer.pooled;
+  const int64_t dim = indexer.dim, width = indexer.heads * dim, pool = indexer.pools->ratio;
+  const int64_t pools = indexer.most / pool;
+  const bool chooses = !choosing_rows(pools, static_cast<int>(pool)).empty();
+  grow(k_, rows_ * dim);
+  std::vector<LinearJob> jobs = {{indexer.pools->kv.get(), &normed_, 0, rows_, k_.data(), dim}};
+  if (chooses) {
+    grow(index_q_, rows_ * width);
+    jobs.push_back({indexer.q.get(), &normed_, 0, rows_, index_q_.data(), width});
+  }
+  run_linear(jobs, spec_.precise);
+  grow(v_, rows_ * dim);
+  std::fill_n(v_.data(), rows_ * dim, 0.f);
+  const Rope& rope = ropes[at_least(layer.rope)];
+  Entries& entries = entries_of(static_cast<int>(pool));
+  compress(*indexer.pools, rope, k_.data(), v_.data(), state, entries, place, false);
+  if (!chooses) return;
+  const int pairs = static_cast<int>(rope.frequencies.size());
+  each_row(rows_, [&](int64_t i) {
+    float* q = index_q_.data() + i * width;
+    for (int64_t h = 0; h < width; h += dim) {
+      k.rms_norm(q + h, indexer.q_norm.data(), q + h, dim, spec_.norm_eps);
+    }
+    k.rotate(q, indexer.heads, indexer.dim, pairs, rope.interleaved,
+             cos_[at_least(layer.rope)].data() + i * pairs,
+             sin_[at_least(layer.rope)].data() + i * pairs);
+  });
+  index_weights_.assign(at_least(rows_ * indexer.heads), 1.f);
+  std::vector<KVView> keys;
+  for (uint8_t* const* pages : entries.pages) {
+    keys.push_back(entries.cache->view(pages, place, 0));
+  }
+  choose_keys(indexer.heads, indexer.dim, pools, static_cast<int>(pool), indexer.all_below(), keys);
+  expand_pools(indexer.most, pool);
 }
 
 // What was chosen are numbers of pools; these become the positions of their tokens, and those after
 // the last whole pool follow.
-void Model::expand_pools(const LatentAttention& latent) {
-  const int64_t pool = latent.pool, pools = latent.most / pool;
-  for (const int64_t row : choosing_rows(pools, latent.pool)) {
-    int32_t* chosen = chosen_.data() + row * latent.all_below();
+void Model::expand_pools(int64_t most, int64_t pool) {
+  const int64_t pools = most / pool;
+  for (const int64_t row : choosing_rows(pools, static_cast<int>(pool))) {
+    int32_t* chosen = chosen_.data() + row * (most + pool - 1);
     for (int64_t p = pools - 1; p >= 0; p--) {
-      const int32_t first = chosen[p] * latent.pool;
+      const int32_t first = chosen[p] * static_cast<int32_t>(pool);
       for (int64_t i = pool - 1; i >= 0; i--)
         chosen[p * pool + i] = first + static_cast<int32_t>(i);
     }
     const int64_t position = row_[at_least(row)].position, tail = (position + 1) % pool;
     for (int64_t i = 0; i < tail; i++) {
-      chosen[latent.most + i] = static_cast<int32_t>(position + 1 - tail + i);
+      chosen[most + i] = static_cast<int32_t>(position + 1 - tail + i);
     }
   }
 }
@@ -160,10 +199,9 @@ std::vector<int64_t> Model::choosing_rows(int64_t most, int every) const {
   return found;
 }
 
-void Model::choose_keys(const Indexer& indexer, int64_t most, int every, int64_t stride,
+void Model::choose_keys(int heads, int64_t dim, int64_t most, int every, int64_t stride,
                         const std::vector<KVView>& keys_of_slices) {
   const KernelTable& k = kernels();
-  const int64_t dim = indexer.dim;
   const std::vector<int64_t> choosing = choosing_rows(most, every);
   const auto seen_by = [&](int64_t row) { return (row_[at_least(row)].position + 1) / every; };
   const auto chunks_of = [&](int64_t row) {
@@ -190,15 +228,15 @@ void Model::choose_keys(const Indexer& indexer, int64_t most, int every, int64_t
     }
     thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
       const Task& task = tasks[at_least(t)];
-      std::vector<const float*> queries(at_least(indexer.heads));
-      for (int h = 0; h < indexer.heads; h++) {
-        queries[at_least(h)] = index_q_.data() + (task.row * indexer.heads + h) * dim;
+      std::vector<const float*> queries(at_least(heads));
+      for (int h = 0; h < heads; h++) {
+        queries[at_least(h)] = index_q_.data() + (task.row * heads + h) * dim;
       }
       const int64_t keys =
           std::min<int64_t>(kChunkTokens, seen_by(task.row) - task.chunk * kChunkTokens);
       k.score_chunk(keys_of_slices[row_[at_least(task.row)].slice], task.chunk, queries.data(),
-                    index_weights_.data() + task.row * indexer.heads, indexer.heads,
-                    static_cast<int>(keys), task.out);
+                    index_weights_.data() + task.row * heads, heads, static_cast<int>(keys),
+                    task.out);
     });
     thread_pool().run(static_cast<int64_t>(last - first), [&](int64_t c) {
       const int64_t row = choosing[first + at_least(c)];
@@ -229,15 +267,19 @@ KVView Model::copy_chosen(const KVView& from, const int32_t* chosen, int64_t cou
   return own;
 }
 
-void Model::attend_chosen(const Layer& layer, int index) {
-  const LatentAttention& latent = *layer.latent;
+void Model::attend_chosen(const Layer& layer, int index, int64_t most, int64_t pool) {
   const AttentionRule rule{spec_.attention_soft_cap, 0, false};
-  for (const int64_t row : choosing_rows(latent.most / latent.pool, latent.pool)) {
+  const int64_t heads = layer.heads > 0 ? layer.heads : spec_.heads;
+  const int kv_heads = shape_of(layer).heads;
+  const int64_t each = heads / kv_heads;
+  for (const int64_t row : choosing_rows(most / pool, static_cast<int>(pool))) {
     const Row& at = row_[at_least(row)];
-    const int64_t count = latent.chosen_at(at.position);
-    const KVView from = cache_->view(pages_[at.slice], index, 0);
-    const KVView chosen = copy_chosen(from, chosen_.data() + row * latent.all_below(), count);
-    attend_rows(spec_.heads, {{row, 0, spec_.heads, {{chosen, rule, count - 1}}}}, layer.sinks);
+    const int64_t count = most + (at.position + 1) % pool;
+    for (int h = 0; h < kv_heads; h++) {
+      const KVView from = cache_->view(pages_[at.slice], index, h);
+      const KVView chosen = copy_chosen(from, chosen_.data() + row * (most + pool - 1), count);
+      attend_rows(heads, {{row, h * each, each, {{chosen, rule, count - 1}}}}, layer.sinks);
+    }
   }
 }
 

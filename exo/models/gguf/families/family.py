@@ -72,6 +72,11 @@ class Metadata:
         found = self._gguf.metadata.get(f"{self._gguf.architecture}.{key}", [])
         return [float(number) for number in np.atleast_1d(found)]
 
+    def integers(self, key: str) -> list[int]:
+        """All of an array's, however large."""
+        found = self._gguf.metadata.get(f"{self._gguf.architecture}.{key}", [])
+        return [int(number) for number in np.atleast_1d(found)]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's, columns last.
 

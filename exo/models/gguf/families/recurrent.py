@@ -32,7 +32,7 @@ from exo.models.gguf.families.mixtures import (
     qwen3_moe,
 )
 
-_DELTA_NETS = {
+DELTA_NETS = {
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_alpha": "linear_attn.in_proj_a",
@@ -260,7 +260,7 @@ def _falcon_h1(metadata: Metadata, config: Config) -> Config:
     }
 
 
-def _qwen3_5(metadata: Metadata, config: Config) -> Config:
+def qwen3_5(metadata: Metadata, config: Config) -> Config:
     keys, values = metadata("ssm.group_count"), metadata("ssm.time_step_rank")
     experts = qwen3_moe(metadata, config) if metadata("expert_count", 0) else {}
     if experts:
@@ -288,10 +288,10 @@ def _qwen3_next(metadata: Metadata, config: Config) -> Config:
     """Mlx-lm's class of Qwen3.5 computes it, and has the projections apart as its files do.
     In files from before 2026 delta nets' projections are one tensor; value heads stand as they
     did in the checkpoint."""
-    return {**_qwen3_5(metadata, config), "linear_value_heads_tiled": False}
+    return {**qwen3_5(metadata, config), "linear_value_heads_tiled": False}
 
 
-def _attending_rows(config: Config, layer: int) -> tuple[int, int, int] | None:
+def attending_rows(config: Config, layer: int) -> tuple[int, int, int] | None:
     """Where a layer attends, of each head a query and its gate; delta nets have all theirs in one
     matrix there, too."""
     if (layer + 1) % config["full_attention_interval"]:
@@ -412,9 +412,9 @@ _NEMOTRON = GGUFFamily(
 _QWEN3_5 = GGUFFamily(
     "qwen3_5_moe",
     prefix="language_model.",
-    tensors=_DELTA_NETS,
-    config=_qwen3_5,
-    qkv_rows=_attending_rows,
+    tensors=DELTA_NETS,
+    config=qwen3_5,
+    qkv_rows=attending_rows,
 )
 
 RECURRENT: Mapping[str, GGUFFamily] = {

@@ -13,6 +13,7 @@ from exo.models.gguf.families.gemma3n import GEMMA3N
 from exo.models.gguf.families.gemma4 import GEMMA4
 from exo.models.gguf.families.latents import DEEPSEEK_V2, LATENTS, MISTRAL4
 from exo.models.gguf.families.mixtures import MIXTRAL, MIXTURES, routes_by_sigmoid
+from exo.models.gguf.families.qwen4 import QWEN4
 from exo.models.gguf.families.recurrent import RECURRENT
 
 FAMILIES: Mapping[str, GGUFFamily] = {
@@ -22,6 +23,7 @@ FAMILIES: Mapping[str, GGUFFamily] = {
     **COMPRESSED,
     **RECURRENT,
     **GATED,
+    "qwen4exp": QWEN4,
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
 }

@@ -314,6 +314,64 @@ Model compressed_model(int kv_bits) {
   return model;
 }
 
+// Several hidden states that are read number by number, what tokens bring together, attention to
+// pools of tokens beside heads of keys and values, experts that others nearby weigh.
+Model gated_model(int kv_bits) {
+  Spec spec;
+  spec.hidden = 64, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 32;
+  spec.attention_scale = 0.2f, spec.cache_limit_bytes = 1 << 26;
+  spec.experts_per_token = 2, spec.routing = Routing::kSparseMixer, spec.expert_band = 0.3f;
+  spec.streams = 3, spec.sinkhorn_rounds = 0, spec.kv_bits = kv_bits;
+  Model model(spec);
+  model.ropes = {{{1.f, 0.3f, 0.1f, 0.03f}, 1.f, false}};
+  const auto connection = [](bool is_last) {
+    HyperConnection made;
+    if (!is_last) made.mix = random_dense(3, 3 * 64);
+    made.down = random_affine(32, 3 * 64, 4, 32), made.up = random_affine(3 * 64, 32, 8, 32);
+    made.norm = random_floats(3 * 64);
+    return std::make_shared<HyperConnection>(std::move(made));
+  };
+  model.layers.resize(2);
+  for (Layer& layer : model.layers) {
+    layer.attention_streams = connection(false), layer.mlp_streams = connection(false);
+    layer.q = random_affine(128, 64, 4, 32), layer.o = random_affine(64, 128, 4, 32);
+    layer.k = random_affine(64, 64, 4, 32), layer.v = random_affine(64, 64, 8, 32);
+    layer.rope = 0, layer.router = random_dense(6, 64);
+    for (int e = 0; e < 6; e++) {
+      layer.experts.push_back({random_affine(32, 64, 4, 64), random_affine(32, 64, 4, 64),
+                               random_affine(64, 32, 4, 32)});
+    }
+    PoolIndexer pooled;
+    pooled.q = random_affine(3 * 32, 64, 4, 32), pooled.q_norm = std::vector<float>(32, 1.f);
+    Compressor pools;
+    pools.kv = random_affine(32, 64, 8, 32), pools.norm = std::vector<float>(32, 1.f);
+    pools.bias = std::vector<float>(4 * 32, 0.f);
+    pools.dim = 32, pools.ratio = 4, pools.turns_first = true;
+    pooled.pools = std::make_shared<Compressor>(std::move(pools));
+    pooled.heads = 3, pooled.dim = 32, pooled.most = 12;
+    layer.pooled = std::make_shared<PoolIndexer>(std::move(pooled));
+  }
+  Ngrams ngrams;
+  const std::vector<float> table = random_floats(60 * 16);
+  ngrams.rows = [table](const std::vector<int64_t>& rows) {
+    std::vector<float> taken;
+    for (const int64_t row : rows) {
+      taken.insert(taken.end(), table.begin() + row * 16, table.begin() + (row + 1) * 16);
+    }
+    return pack_dense({as_bytes(taken), DType::kFloat32, 16, 1}, static_cast<int64_t>(rows.size()),
+                      16);
+  };
+  ngrams.multipliers = {7450623198421901, 2305843009213693, 9007199254740881};
+  ngrams.sizes = {11, 13, 17, 19}, ngrams.starts = {0, 11, 24, 41}, ngrams.end = 7;
+  ngrams.key = random_affine(3 * 64, 64, 4, 32), ngrams.value = random_affine(64, 64, 4, 32);
+  ngrams.key_norm = ngrams.query_norm = ngrams.convolution_norm = random_floats(3 * 64);
+  ngrams.convolution = {random_floats(3 * 3 * 64), {}, 3}, ngrams.dilation = 3;
+  model.layers[1].ngrams = std::make_shared<Ngrams>(std::move(ngrams));
+  model.last_streams = connection(true);
+  model.embedding = model.head = random_affine(50, 64, 8, 32);
+  return model;
+}
+
 void check_state(Model model) {
   const int length = 120;
   std::vector<int32_t> tokens(length);
@@ -391,6 +449,7 @@ void check_models() {
 void check_states() {
   for (const int bits : {16, 8, 32}) check_state(recurrent_model(bits));
   for (const int bits : {16, 8, 32}) check_state(compressed_model(bits));
+  for (const int bits : {16, 8, 32}) check_state(gated_model(bits));
   for (const int bits : {16, 8, 32}) check_blocks(bits);
 }
 
