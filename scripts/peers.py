@@ -228,7 +228,7 @@ def formats(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
     return {**found, "gemma3-270m Q4_K_M": gemma}
 
 
-CHOOSING = ("DeepSeek V4 MXFP4", "MiniMax M3 Q4_0")
+CHOOSING = ("DeepSeek V4 MXFP4", "MiniMax M3 Q4_0", "Qwen3.8 Flash Next Q4_0")
 """Families that attend to chosen keys where there are many."""
 
 
@@ -248,6 +248,7 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
         "Kimi Linear Q4_0": "kimi_linear",
         "DeepSeek V4 MXFP4": "deepseek_v4",
         "MiniMax M3 Q4_0": "minimax_m3_vl",
+        "Qwen3.8 Flash Next Q4_0": "qwen4_exp",
     }
     for label, family in kinds.items():
         if not label.startswith(only):

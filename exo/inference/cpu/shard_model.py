@@ -18,6 +18,7 @@ from exo.inference.cpu.layers import alt_up, hyper, token_input
 from exo.inference.cpu.layers.layer import (
     build_layer,
     check_experts_of_layer,
+    check_table_of_layer,
     expert_reader,
     expert_tensors_of_layer,
     tensors_of_layer,
@@ -326,6 +327,8 @@ class CheckpointModel:
             raise ModelUnsupported(f"the cpu engine does not know the tensor {name}")
         for index in arch.expert_layers:
             check_experts_of_layer(arch, checkpoint, index)
+        for index in layers:
+            check_table_of_layer(arch, checkpoint, index)
         for name in known:
             dtype = checkpoint.dtype(name)
             is_known = dtype in DTYPES or dtype in GGML or dtype in ("U32", "I32")

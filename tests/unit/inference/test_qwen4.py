@@ -47,6 +47,20 @@ def test_its_table_may_be_packed(kind: str, tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def test_it_is_read_as_files_on_the_hub_have_it(tmp_path: Path) -> None:
+    """Experts' gates over their ups in one tensor, and said to have a layer that guesses, which
+    stands in a file of its own."""
+    weights = qwen4.random_weights()
+    expected = qwen4.logits(weights, TOKENS)
+    for layer in range(zoo.LAYERS):
+        both = (weights.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up"))
+        weights[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(list(both), axis=1)
+    qwen4.write(tmp_path / "m.gguf", weights, **{"nextn_predict_layers": 1})
+    write_folder([tmp_path / "m.gguf"], tmp_path / "model")
+    found = NativeRing(tmp_path / "model").whole()
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
 def test_a_token_is_the_same_in_pieces_and_in_company(folder: Path) -> None:
     NativeRing(folder, 4, precise=False).check_pieces()
 
@@ -56,7 +70,7 @@ def test_it_is_cut_anywhere_and_its_table_stays_on_disk(folder: Path) -> None:
     engine = CPUEngine(1)
     described = engine.describe_model("m", folder)
     assert described.cuts is None
-    assert described.first_bytes == zoo.VOCABULARY * qwen4.HIDDEN * 4
+    assert described.first_bytes == zoo.VOCABULARY * qwen4.TINY.hidden * 4
     for start, end, reads in ((0, 1, False), (1, 2, True), (2, zoo.LAYERS, False)):
         names = engine.tensors_of_shard(Shard("m", start, end, zoo.LAYERS), folder)
         assert any("ngram_embedding" in name or name == qwen4.TABLE for name in names) == reads
@@ -64,7 +78,7 @@ def test_it_is_cut_anywhere_and_its_table_stays_on_disk(folder: Path) -> None:
     whole = Shard("m", 0, zoo.LAYERS, zoo.LAYERS)
     engine.load_shard(whole, folder, lambda done, total: seen.append((done, total)))
     size = sum(numbers.nbytes for numbers in qwen4.random_weights().values())
-    assert seen[-1][1] == size - sum(qwen4.SIZES) * qwen4.ROW * 4
+    assert seen[-1][1] == size - sum(qwen4.TINY.rows) * qwen4.TINY.row * 4
 
 
 @pytest.mark.parametrize("moment", [63, 131])
@@ -95,6 +109,27 @@ def test_what_it_does_not_compute_is_refused(
     qwen4.write(tmp_path / "m.gguf", qwen4.random_weights(), **metadata)
     with pytest.raises(ModelUnsupported, match=says):
         write_folder([tmp_path / "m.gguf"], tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"ple.head_vocab_sizes": [101, 0, 107, 109]}, r"rows from \(0, 101, 204, 311\) on"),
+        ({"ple.head_offsets": [0, 101, 204]}, "4 parts of a table, 3 beginnings"),
+        (
+            {"ple.head_offsets": [0, 101, 204, 312]},
+            "a table of 420 rows of 32 where 4 of up to 421",
+        ),
+    ],
+)
+def test_a_table_that_is_not_as_it_says_is_refused(
+    metadata: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    """And no step divides by its parts, or reads beyond it."""
+    qwen4.write(tmp_path / "m.gguf", qwen4.random_weights(), **metadata)
+    write_folder([tmp_path / "m.gguf"], tmp_path / "model")
+    with pytest.raises(ModelUnsupported, match=says):
+        CPUEngine(1).describe_model("m", tmp_path / "model")
 
 
 def test_mlx_says_which_engine_runs_it(folder: Path) -> None:

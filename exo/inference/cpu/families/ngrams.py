@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exo.errors import ModelUnsupported
+
 
 @dataclass(frozen=True)
 class Ngrams:
@@ -22,6 +24,11 @@ class Ngrams:
     taps: int
     dilation: int
 
+    @property
+    def rows(self) -> int:
+        """How many the table has, at least."""
+        return max(map(sum, zip(self.starts, self.sizes, strict=True)))
+
 
 def no_ngrams(config: Mapping[str, Any]) -> Ngrams | None:
     """Tokens bring what the embedding has of them, and no more."""
@@ -29,10 +36,14 @@ def no_ngrams(config: Mapping[str, Any]) -> Ngrams | None:
 
 
 def qwen_ngrams(config: Mapping[str, Any]) -> Ngrams | None:
-    """As exo/models/gguf/families/qwen4.py writes them."""
+    """As exo/models/gguf/families/qwen4.py writes them.
+
+    Raises:
+        ModelUnsupported: parts of no rows, or not as many for each number of tokens.
+    """
     if (given := config.get("ngrams")) is None:
         return None
-    return Ngrams(
+    found = Ngrams(
         layer=int(given["layer"]),
         multipliers=tuple(given["multipliers"]),
         sizes=tuple(given["sizes"]),
@@ -41,3 +52,15 @@ def qwen_ngrams(config: Mapping[str, Any]) -> Ngrams | None:
         taps=int(given["taps"]),
         dilation=len(given["multipliers"]),
     )
+    parts, orders = len(found.sizes), len(found.multipliers)
+    if orders < 2 or not parts or parts % (orders - 1) or len(found.starts) != parts:
+        raise ModelUnsupported(
+            f"{parts} parts of a table, {len(found.starts)} beginnings of parts and {orders} "
+            "multipliers"
+        )
+    if min(found.sizes) < 1 or min(found.starts) < 0 or found.taps < 1:
+        raise ModelUnsupported(
+            f"parts of a table of {found.sizes} rows from {found.starts} on, and a convolution of "
+            f"{found.taps} tokens"
+        )
+    return found

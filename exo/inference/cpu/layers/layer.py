@@ -89,6 +89,12 @@ def expert_tensors_of_layer(
         yield from experts.tensors(arch, checkpoint, _mlp_prefix(arch, index))
 
 
+def check_table_of_layer(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> None:
+    """Raises ModelUnsupported where what several tokens bring is not as its configuration says."""
+    if arch.ngrams and arch.ngrams.layer == index:
+        ngrams.check(checkpoint, f"model.layers.{index}.ple", arch.ngrams)
+
+
 def check_experts_of_layer(arch: Architecture, checkpoint: CanonicalCheckpoint, index: int) -> None:
     """Raises ModelUnsupported where a mixture has more experts than its configuration says."""
     experts.check(arch, checkpoint, _mlp_prefix(arch, index))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exo.errors import ModelUnsupported
 from exo.inference.cpu import _native as native
 from exo.inference.cpu.canonical import CanonicalCheckpoint
 from exo.inference.cpu.families.ngrams import Ngrams
@@ -23,6 +24,17 @@ def tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
 def table_tensors(checkpoint: CanonicalCheckpoint) -> list[str]:
     """What is not read as a whole."""
     return checkpoint.parts(TABLE)
+
+
+def check(checkpoint: CanonicalCheckpoint, prefix: str, sizes: Ngrams) -> None:
+    """Raises ModelUnsupported where the table is not as large as its configuration says."""
+    rows, cols = checkpoint.shape(f"{TABLE}.weight")
+    parts, read = len(sizes.sizes), checkpoint.shape(f"{prefix}.key_proj.weight")[1]
+    if rows < sizes.rows or parts * cols != read:
+        raise ModelUnsupported(
+            f"a table of {rows} rows of {cols} where {parts} of up to {sizes.rows} are read as "
+            f"{read} numbers"
+        )
 
 
 def build(packer: Packer, lasting: Packer, prefix: str, sizes: Ngrams) -> native.Ngrams:
