@@ -15,10 +15,14 @@ _QUANTIZATION = re.compile(
 )
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _NO_MODEL = re.compile(
-    r"mmproj|^imatrix|[-_.]imatrix\.gguf$|^mtp-|[-_.](dspark|eagle3?|dflash)[-_.]", re.IGNORECASE
+    r"mmproj|^imatrix|[-_.]imatrix\.gguf$|^mtp-|(^|[-_.])(dspark|eagle3?|dflash\d?)[-_.]",
+    re.IGNORECASE,
 )
 """Names of files that go with a model: its eyes, what it was quantized by, what guesses its tokens
 (`mtp-` as llama.cpp's converter names it)."""
+
+_NO_MODELS = "mtp"
+"""A folder of such files. A file that says MTP elsewhere in its name may have both."""
 
 
 def quantizations(names: Iterable[str]) -> dict[str, list[str]]:
@@ -27,7 +31,8 @@ def quantizations(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
         file = PurePosixPath(name).name
-        if file.endswith(".gguf") and not _NO_MODEL.search(file):
+        folders = {part.lower() for part in PurePosixPath(name).parts[:-1]}
+        if file.endswith(".gguf") and not _NO_MODEL.search(file) and _NO_MODELS not in folders:
             said, model = _QUANTIZATION.search(file), _PART.sub("", name)
             known = said[1].upper() if said else _PART.sub("", file)
             found[known][model].append(name)

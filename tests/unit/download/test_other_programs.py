@@ -135,11 +135,22 @@ def test_what_nothing_ran_yet_is_described(
 
 
 def test_models_of_one_quantization_are_told_apart() -> None:
-    """Files that guess a model's tokens lie beside it, under its quantization's name; a repo may
-    hold several models."""
+    """Files that guess a model's tokens lie beside it, under its quantization's name (as in the
+    repos of DeepSeek V4 Flash, GLM 5.3 Flash and Qwen3.8 Flash Next of unsloth and ggml-org); a
+    repo may hold several models."""
     parts = [f"Q8_0/DeepSeek-V4-Flash-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
-    beside = ["mtp-DeepSeek-V4-Flash-Q8_0.gguf", "DeepSeek-V4-Flash-DSpark-Q8_0.gguf"]
-    assert quantizations([*parts, *beside, "M-eagle3-Q4_0.gguf"]) == {"Q8_0": parts}
+    beside = [
+        "mtp-DeepSeek-V4-Flash-Q8_0.gguf",
+        "DeepSeek-V4-Flash-DSpark-Q8_0.gguf",
+        "dspark-DeepSeek-V4-Flash-0731-Q8_0.gguf",
+        "MTP/mtp-Qwen3.8-Flash-Next-shared-Q8_0.gguf",
+        "MTP/GLM-5.3-Flash-MTP-Q8_0.gguf",
+        "M-eagle3-Q4_0.gguf",
+        "dflash2-M-Q4_0.gguf",
+    ]
+    assert quantizations([*parts, *beside]) == {"Q8_0": parts}
+    both = ["Qwen3.6-27B-MTP-Q8_0.gguf"]  # a model, and what guesses its tokens
+    assert quantizations(both) == {"Q8_0": both}
     several = ["tiny-Q4_0.gguf", "small-Q4_0.gguf", "old/small-Q4_0.gguf", "small-Q8_0.gguf"]
     assert quantizations(several) == {
         "tiny-Q4_0": ["tiny-Q4_0.gguf"],

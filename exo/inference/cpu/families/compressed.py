@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exo.inference.cpu.families.experts import routed_scale, same_limits
 from exo.inference.cpu.families.family import Experts, Family, every_layer
-from exo.inference.cpu.families.mixtures import routed_scale, same_limits
 from exo.inference.cpu.families.positions import Config
 from exo.inference.cpu.families.rope import RopeTable, rope_table
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from exo.errors import ModelUnsupported
+from exo.inference.cpu.families.experts import GLM4_EXPERTS
 from exo.inference.cpu.families.family import Experts, Family
-from exo.inference.cpu.families.mixtures import GLM4_EXPERTS
 from exo.inference.cpu.families.positions import (
     Config,
     head_dim,

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from exo.inference.cpu.families.dense import minicpm_scales
-from exo.inference.cpu.families.family import Experts, Family, Growth, every_layer
-from exo.inference.cpu.families.mixtures import (
+from exo.inference.cpu.families.experts import (
     GLM4_EXPERTS,
     deepseek_groups,
     deepseek_layers,
     routed_scale,
 )
+from exo.inference.cpu.families.family import Experts, Family, Growth, every_layer
 from exo.inference.cpu.families.positions import Config, latent_rope, minicpm3_rope
 
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.dense import granite_scales
-from exo.inference.cpu.families.family import Experts, Factor, Family, Mixer
-from exo.inference.cpu.families.latents import latent_scales, unscaled_latents
-from exo.inference.cpu.families.mixtures import (
+from exo.inference.cpu.families.experts import (
     GLM4_EXPERTS,
     GRANITE_EXPERTS,
     deepseek_layers,
@@ -17,6 +15,8 @@ from exo.inference.cpu.families.mixtures import (
     same_limits,
     sparse_steps,
 )
+from exo.inference.cpu.families.family import Experts, Factor, Family, Mixer
+from exo.inference.cpu.families.latents import latent_scales, unscaled_latents
 from exo.inference.cpu.families.ngrams import qwen_ngrams
 from exo.inference.cpu.families.pools import qwen_pools
 from exo.inference.cpu.families.positions import Config, latent_rope, llama_rope, partial_rope

@@ -17,10 +17,12 @@ from exo.inference.cpu.families.latents import LATENTS
 from exo.inference.cpu.families.llama4 import LLAMA4, LLAMA4_TEXT
 from exo.inference.cpu.families.mixtures import MIXTURES
 from exo.inference.cpu.families.recurrent import RECURRENT
+from exo.inference.cpu.families.sigmoid_mixtures import SIGMOID_MIXTURES
 
 _NAMED: Mapping[str, Family] = {
     **DENSE,
     **MIXTURES,
+    **SIGMOID_MIXTURES,
     **LATENTS,
     **COMPRESSED,
     **RECURRENT,

@@ -105,48 +105,59 @@ void choose_near(const Spec& spec, const float* logits, int64_t count,
 }  // namespace
 
 void Model::experts(const Layer& layer) {
-  const KernelTable& k = kernels();
+  const Activations& read = read_for_experts(layer);
+  score_experts(layer);
+  const Routed routed = route(layer);
+  run_experts(layer, routed, read);
+  add_experts(layer, routed);
+}
+
+// What experts read of all rows; beside it, in normed_, what an MLP for all tokens does, and in
+// routed_, where it is another, what the router does.
+const Activations& Model::read_for_experts(const Layer& layer) {
   const Expert& any = layer.experts.front();
-  const int64_t count = layer.router->rows, width = any.up->rows;
-  const int64_t top = spec_.experts_per_token, hidden = spec_.hidden, slots = rows_ * top;
   const bool narrow = layer.expert_in != nullptr;
   norm_for_mlp(layer,
                {narrow ? nullptr : any.gate.get(), narrow ? layer.expert_in.get() : any.up.get(),
                 layer.gate.get(), layer.up.get()});
-  const MixtureNorms* norms = layer.mixture_norms.get();
-  const Activations& routed = norms != nullptr ? routed_ : normed_;
-  const Activations& for_experts = norms != nullptr || narrow ? for_experts_ : normed_;
-  const int64_t inner = narrow ? layer.expert_in->rows : hidden;
-  if (norms != nullptr) {
-    routed_.resize(rows_, hidden, {});
-    for_experts_.resize(rows_, hidden, groups_of({any.gate.get(), any.up.get()}));
+  const std::vector<int> groups = groups_of({any.gate.get(), any.up.get()});
+  if (const MixtureNorms* norms = layer.mixture_norms.get()) {
+    routed_.resize(rows_, spec_.hidden, {});
+    for_experts_.resize(rows_, spec_.hidden, groups);
     each_row(rows_, [&](int64_t i) {
       norm_row(x(i), norms->router, {}, routed_.row(i));
       norm_row(x(i), norms->experts, {}, for_experts_.row(i));
       for_experts_.quantize(i, 1);
     });
+  } else if (!narrow) {
+    return normed_;
   }
   if (narrow) {
-    for_experts_.resize(rows_, inner, groups_of({any.gate.get(), any.up.get()}));
+    const int64_t inner = layer.expert_in->rows;
+    for_experts_.resize(rows_, inner, groups);
     run_linear({{layer.expert_in.get(), &normed_, 0, rows_, for_experts_.row(0), inner}},
                spec_.precise);
     each_row(rows_, [&](int64_t i) { for_experts_.quantize(i, 1); });
   }
-  // The router reads float activations: a rounding there would choose other experts.
+  return for_experts_;
+}
+
+// The router reads float activations: a rounding there would choose other experts.
+void Model::score_experts(const Layer& layer) {
+  const int64_t count = layer.router->rows;
+  const Activations& read = layer.mixture_norms ? routed_ : normed_;
   grow(router_out_, rows_ * count);
   std::vector<LinearJob> scored = {
-      {layer.router.get(), &routed, 0, rows_, router_out_.data(), count}};
+      {layer.router.get(), &read, 0, rows_, router_out_.data(), count}};
   if (layer.shared_gate) {
     grow(z_, rows_);
     scored.push_back({layer.shared_gate.get(), &normed_, 0, rows_, z_.data(), 1});
   }
   run_linear(scored, true);
+}
 
-  struct Slot {
-    int64_t row, expert;
-    float weight;
-    int64_t place;  // among all slots, ordered by expert
-  };
+Model::Routed Model::route(const Layer& layer) {
+  const int64_t count = layer.router->rows, top = spec_.experts_per_token;
   const std::vector<int32_t>& of_tokens = layer.experts_of_tokens;
   for (int64_t i = 0; !of_tokens.empty() && i < rows_; i++) {
     const int64_t place = tokens_[i] * top;
@@ -154,7 +165,8 @@ void Model::experts(const Layer& layer) {
       throw std::out_of_range("token " + std::to_string(tokens_[i]) + " without experts");
     }
   }
-  std::vector<Slot> chosen(at_least(slots));
+  Routed found;
+  found.slots.resize(at_least(rows_ * top));
   each_row(rows_, [&](int64_t i) {
     std::vector<Choice> choice(at_least(top));
     const int32_t* told = of_tokens.empty() ? nullptr : of_tokens.data() + tokens_[i] * top;
@@ -167,25 +179,29 @@ void Model::experts(const Layer& layer) {
     for (int64_t t = 0; t < top; t++) {
       const auto [expert, weight] = choice[at_least(t)];
       const float own = layer.expert_scales.empty() ? 1.f : layer.expert_scales[at_least(expert)];
-      chosen[at_least(i * top + t)] = {i, expert, weight * own, 0};
+      found.slots[at_least(i * top + t)] = {i, expert, weight * own, 0};
     }
   });
-  std::vector<int64_t> first(at_least(count + 1));
-  for (const Slot& slot : chosen) first[at_least(slot.expert + 1)]++;
-  for (int64_t e = 0; e < count; e++) first[at_least(e + 1)] += first[at_least(e)];
-  std::vector<int> asked;
+  found.first.resize(at_least(count + 1));
+  for (const ExpertSlot& slot : found.slots) found.first[at_least(slot.expert + 1)]++;
   for (int64_t e = 0; e < count; e++) {
-    if (first[at_least(e)] < first[at_least(e + 1)]) asked.push_back(static_cast<int>(e));
+    if (found.first[at_least(e + 1)] > 0) found.asked.push_back(static_cast<int>(e));
+    found.first[at_least(e + 1)] += found.first[at_least(e)];
   }
-  std::vector<Expert> taken;
-  if (layer.expert_memory) taken = layer.expert_memory->take(layer.number, asked);
-  std::vector<int64_t> next(first.begin(), first.end() - 1);
-  for (Slot& slot : chosen) slot.place = next[at_least(slot.expert)]++;
+  std::vector<int64_t> next(found.first.begin(), found.first.end() - 1);
+  for (ExpertSlot& slot : found.slots) slot.place = next[at_least(slot.expert)]++;
+  return found;
+}
 
+// Of each slot into expert_out_, at its place, and of an MLP for all tokens into shared_out_.
+void Model::run_experts(const Layer& layer, const Routed& routed, const Activations& read) {
+  const Expert& any = layer.experts.front();
+  const int64_t slots = static_cast<int64_t>(routed.slots.size()), width = any.up->rows;
+  const int64_t inner = layer.expert_in ? layer.expert_in->rows : spec_.hidden;
   gathered_.resize(slots, inner, groups_of({any.gate.get(), any.up.get()}));
   each_row(slots, [&](int64_t i) {
-    const Slot& slot = chosen[at_least(i)];
-    gathered_.copy_row(slot.place, for_experts, slot.row, spec_.weighs_inputs);
+    const ExpertSlot& slot = routed.slots[at_least(i)];
+    gathered_.copy_row(slot.place, read, slot.row, spec_.weighs_inputs);
     if (!spec_.weighs_inputs) return;
     float* row = gathered_.row(slot.place);
     for (int64_t d = 0; d < inner; d++) row[d] *= slot.weight;
@@ -194,6 +210,8 @@ void Model::experts(const Layer& layer) {
   gated_.resize(slots, width, groups_of({any.down.get()}));
   grow(up_, slots * width);
   grow(expert_out_, slots * inner);
+  std::vector<Expert> taken;
+  if (layer.expert_memory) taken = layer.expert_memory->take(layer.number, routed.asked);
   std::vector<LinearJob> in, out;
   // What an activation takes of these rows; and what it is multiplied by, where there is a gate.
   const auto in_pair = [&](const Matrix* gate, const Matrix* up, const Activations& x,
@@ -201,9 +219,10 @@ void Model::experts(const Layer& layer) {
     if (gate != nullptr) in.push_back({gate, &x, begin, rows, activated, gate->rows});
     in.push_back({up, &x, begin, rows, gate != nullptr ? linear : activated, up->rows});
   };
-  for (size_t i = 0; i < asked.size(); i++) {
-    const int64_t begin = first[at_least(asked[i])], rows = first[at_least(asked[i] + 1)] - begin;
-    const Expert& expert = layer.expert_memory ? taken[i] : layer.experts[at_least(asked[i])];
+  for (size_t i = 0; i < routed.asked.size(); i++) {
+    const size_t number = at_least(routed.asked[i]);
+    const int64_t begin = routed.first[number], rows = routed.first[number + 1] - begin;
+    const Expert& expert = layer.expert_memory ? taken[i] : layer.experts[number];
     in_pair(expert.gate.get(), expert.up.get(), gathered_, begin, rows, gated_.row(begin),
             up_.data() + begin * width);
     out.push_back(
@@ -213,9 +232,9 @@ void Model::experts(const Layer& layer) {
   if (layer.up) {
     shared_.resize(rows_, shared_width, groups_of({layer.down.get()}));
     grow(in_, rows_ * shared_width);
-    grow(shared_out_, rows_ * hidden);
+    grow(shared_out_, rows_ * spec_.hidden);
     in_pair(layer.gate.get(), layer.up.get(), normed_, 0, rows_, shared_.row(0), in_.data());
-    out.push_back({layer.down.get(), &shared_, 0, rows_, shared_out_.data(), hidden});
+    out.push_back({layer.down.get(), &shared_, 0, rows_, shared_out_.data(), spec_.hidden});
   }
   run_linear(in, spec_.precise);
   if (layer.up) {
@@ -231,11 +250,20 @@ void Model::experts(const Layer& layer) {
     gated_.quantize(i, 1);
   });
   run_linear(out, spec_.precise);
+}
+
+// To x what these gave, by their weights.
+void Model::add_experts(const Layer& layer, const Routed& routed) {
+  const KernelTable& k = kernels();
+  const MixtureNorms* norms = layer.mixture_norms.get();
+  const bool narrow = layer.expert_in != nullptr;
+  const int64_t top = spec_.experts_per_token, hidden = spec_.hidden;
+  const int64_t inner = narrow ? layer.expert_in->rows : hidden;
   grow(y_, rows_ * hidden);
   const auto mix = [&](int64_t i, float* y) {
     std::memset(y, 0, at_least(inner) * sizeof(float));
     for (int64_t t = 0; t < top; t++) {
-      const Slot& slot = chosen[at_least(i * top + t)];
+      const ExpertSlot& slot = routed.slots[at_least(i * top + t)];
       const float weight = spec_.weighs_inputs ? 1.f : slot.weight;
       k.add_scaled(y, expert_out_.data() + slot.place * inner, weight, inner);
     }

@@ -111,6 +111,17 @@ class Model {
     std::unique_ptr<KVCache> cache;
     std::vector<uint8_t* const*> pages;  // of each slice of the step
   };
+  // One of a row's experts.
+  struct ExpertSlot {
+    int64_t row, expert;
+    float weight;
+    int64_t place;  // among all slots, ordered by expert
+  };
+  struct Routed {
+    std::vector<ExpertSlot> slots;  // [rows, experts_per_token]
+    std::vector<int64_t> first;     // [experts + 1]: places, where each expert's begin
+    std::vector<int> asked;         // experts that have any
+  };
   // Keys of one sequence that a query at `position` of them sees by `rule`.
   struct Seen {
     KVView kv;
@@ -228,6 +239,11 @@ class Model {
   void project_out(const Matrix& out, const Layer& layer);
   void mlp(const Layer& layer);
   void experts(const Layer& layer);
+  const Activations& read_for_experts(const Layer& layer);
+  void score_experts(const Layer& layer);
+  Routed route(const Layer& layer);
+  void run_experts(const Layer& layer, const Routed& routed, const Activations& read);
+  void add_experts(const Layer& layer, const Routed& routed);
   void logits(const std::vector<Slice>& slices, float* out);
   std::vector<int> groups_of(std::initializer_list<const Matrix*> weights) const;
   // x += residual_scale * (norm of y), or of y itself
