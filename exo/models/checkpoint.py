@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -148,6 +148,20 @@ class Checkpoint:
         begin = start // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_WILLNEED"):
             self._map(self._entries[name].file).madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
+    def expect_rows(self, name: str) -> None:
+        """Rows of a tensor will be read here and there: what lies beside them, of which the system
+        would read megabytes as well, is not wanted."""
+        start, end = self._range(name, 0, 1)
+        begin = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_RANDOM"):
+            self._map(self._entries[name].file).madvise(mmap.MADV_RANDOM, begin, end - begin)
+
+    def read_rows_ahead(self, name: str, rows: Iterable[int]) -> None:
+        """Have the system read rows of a tensor from disk, all of them at once."""
+        count = self._entries[name].shape[0]
+        for row in rows:
+            self.read_ahead(name, row, count)
 
     def give_back(self, name: str, part: int = 0, parts: int = 1) -> None:
         """Let go of the file pages that it was read through."""

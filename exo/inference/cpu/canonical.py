@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 from exo.models.checkpoint import Checkpoint, Tensor
@@ -100,6 +100,12 @@ class CanonicalCheckpoint:
 
     def read_ahead(self, name: str, part: int = 0, parts: int = 1) -> None:
         self._checkpoint.read_ahead(self.own_name(name), part, parts)
+
+    def expect_rows(self, name: str) -> None:
+        self._checkpoint.expect_rows(self.own_name(name))
+
+    def read_rows_ahead(self, name: str, rows: Iterable[int]) -> None:
+        self._checkpoint.read_rows_ahead(self.own_name(name), rows)
 
     def give_back(self, name: str, part: int = 0, parts: int = 1) -> None:
         self._checkpoint.give_back(self.own_name(name), part, parts)

@@ -100,8 +100,14 @@ class Packer:
     def rows_of(self, module: str) -> Callable[[list[int]], native.Matrix]:
         """What packs some rows, by their numbers, of a table that is not read as a whole."""
         how, parts = self._read(module)
+        # All but a scale for all of them.
+        names = [n for n in self.checkpoint.parts(module) if not n.endswith(TENSOR_SCALE)]
+        for name in names:
+            self.checkpoint.expect_rows(name)
 
         def pack(rows: list[int]) -> native.Matrix:
+            for name in names:
+                self.checkpoint.read_rows_ahead(name, sorted(set(rows)))
             return _pack(how, _each(parts, methodcaller("take", np.array(rows))))
 
         return pack
