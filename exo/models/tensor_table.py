@@ -30,7 +30,7 @@ _BYTES = (
 
 
 _TURNED = ("q_proj", "k_proj")
-_OF_EXPERTS = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
+_OF_EXPERTS = re.compile(r"\.(experts|switch_mlp|switch_glu|ngram_embedding)\.")
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,14 @@ def all_tensors(path: Path) -> dict[str, TensorEntry]:
 
 
 def expert_bytes(path: Path) -> int:
-    """Of a folder's weights, or a GGUF file's, those of experts that only some tokens go through.
-    Raises ModelUnsupported as `tensors_of`."""
+    """Of a folder's weights, or a GGUF file's, those that need not all be in memory: experts that
+    only some tokens go through, and a table that stays on disk (docs/decisions/039). Raises
+    ModelUnsupported as `tensors_of`."""
     if path.suffix == ".gguf":
-        tensors = read_gguf(path).tensors.items()
-        return sum(tensor.nbytes for name, tensor in tensors if "_exps." in name)
+        gguf = read_gguf(path)
+        parts = ("_exps.", *(["per_layer_token_embd."] if gguf.architecture == "qwen4exp" else []))
+        tensors = gguf.tensors.items()
+        return sum(own.nbytes for name, own in tensors if any(part in name for part in parts))
     return sum(
         entry.nbytes for name, entry in all_tensors(path).items() if _OF_EXPERTS.search(name)
     )

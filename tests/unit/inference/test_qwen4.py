@@ -15,6 +15,7 @@ from exo.errors import CacheMiss, ModelUnsupported
 from exo.inference.cpu.engine import CPUEngine
 from exo.inference.mlx.engine import MLXEngine
 from exo.models.gguf.folder import write_folder
+from exo.models.tensor_table import expert_bytes
 from exo.shard import Shard
 
 
@@ -74,10 +75,13 @@ def test_it_is_cut_anywhere_and_its_table_stays_on_disk(folder: Path) -> None:
     for start, end, reads in ((0, 1, False), (1, 2, True), (2, zoo.LAYERS, False)):
         names = engine.tensors_of_shard(Shard("m", start, end, zoo.LAYERS), folder)
         assert any("ngram_embedding" in name or name == qwen4.TABLE for name in names) == reads
+    weights = qwen4.random_weights()
+    stay = [weights[name].nbytes for name in weights if name == qwen4.TABLE or "_exps." in name]
+    assert expert_bytes(folder) == expert_bytes(folder / "model.gguf") == sum(stay)
     seen: list[tuple[int, int]] = []
     whole = Shard("m", 0, zoo.LAYERS, zoo.LAYERS)
     engine.load_shard(whole, folder, lambda done, total: seen.append((done, total)))
-    size = sum(numbers.nbytes for numbers in qwen4.random_weights().values())
+    size = sum(numbers.nbytes for numbers in weights.values())
     assert seen[-1][1] == size - sum(qwen4.TINY.rows) * qwen4.TINY.row * 4
 
 
