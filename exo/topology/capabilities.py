@@ -206,8 +206,20 @@ def _own_cgroup() -> str:
 def _cpu_name() -> str:
     for line in _read("/proc/cpuinfo").splitlines():
         if line.startswith(("model name", "Model")):
-            return line.split(":", 1)[1].strip()
+            return without_marks(line.split(":", 1)[1])
     return platform.machine()
+
+
+_MARKS = re.compile(
+    r"\((?:R|TM)\)|\s+(?:@|with Radeon|w/ Radeon).*|\s+(?:\d+-Core|Processor)\b"
+    r"|\s+CPU(?=\s*(?:@|$))",
+    re.IGNORECASE,
+)
+
+
+def without_marks(name: str) -> str:
+    """A processor's name, as people read it in rows: less what does not tell it from others."""
+    return " ".join(_MARKS.sub("", name).split()) or name.strip()
 
 
 def _read(path: str | Path) -> str:

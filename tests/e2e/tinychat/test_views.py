@@ -14,6 +14,12 @@ pytestmark = IN_BROWSER
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
 
+ONE_PROCESSOR = """
+const parse = JSON.parse;
+JSON.parse = (text) => parse(text, (key, value) => (key === "chip" ? "AMD EPYC" : value));
+"""
+"""Pictures show a machine's processor, which is this one wherever they are taken."""
+
 
 async def grave(page: Page) -> list[str]:
     """What axe finds that keeps people from using the page, and where."""
@@ -81,6 +87,7 @@ async def test_every_view_looks_right_and_axe_finds_nothing_serious(
             reduced_motion="reduce",
         )
         page = await context.new_page()
+        await page.add_init_script(ONE_PROCESSOR)
         await page.goto(c.nodes["n1"].url)
         await page.select_option("#model", "dummy")
         wrong = await views(page, f"{theme}-{width}")

@@ -13,6 +13,7 @@ from exo.topology.capabilities import (
     parse_memory,
     probe,
     refreshed,
+    without_marks,
 )
 
 
@@ -24,6 +25,26 @@ def test_the_probe_describes_this_machine() -> None:
     assert found.chip
     assert refreshed(found).chip == found.chip
     assert refreshed(found, promised=1 << 60).memory_available_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("Intel(R) Xeon(R) Processor", "Intel Xeon"),
+        ("Intel(R) Core(TM) i5-8250U CPU @ 1.60GHz", "Intel Core i5-8250U"),
+        ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "Intel Xeon Platinum 8481C"),
+        ("13th Gen Intel(R) Core(TM) i7-13700K", "13th Gen Intel Core i7-13700K"),
+        ("AMD Ryzen 7 7700X 8-Core Processor", "AMD Ryzen 7 7700X"),
+        ("AMD Ryzen 5 5600G with Radeon Graphics", "AMD Ryzen 5 5600G"),
+        ("AMD Ryzen AI 9 HX 370 w/ Radeon 890M", "AMD Ryzen AI 9 HX 370"),
+        ("AMD EPYC", "AMD EPYC"),
+        ("QEMU Virtual CPU version 2.5+", "QEMU Virtual CPU version 2.5+"),
+        ("Raspberry Pi 5 Model B Rev 1.0", "Raspberry Pi 5 Model B Rev 1.0"),
+        (" Processor", "Processor"),
+    ],
+)
+def test_a_processor_is_named_as_people_name_it(name: str, read: str) -> None:
+    assert without_marks(name) == read
 
 
 def test_memory_can_be_overridden() -> None:
