@@ -23,7 +23,6 @@ def tensors(checkpoint: CanonicalCheckpoint, prefix: str) -> Iterator[str]:
 def build(packer: Packer, prefix: str, sizes: Pools) -> native.PoolIndexer:
     pools = native.Compressor()
     pools.dim, pools.ratio, pools.turns_first = sizes.dim, sizes.size, True
-    pools.bias = [0.0] * (sizes.size * sizes.dim)
     found = native.PoolIndexer()
     found.q, pools.kv = (packer.matrix(f"{prefix}.indexer.{name}") for name in _PARTS)
     found.q_norm, pools.norm = (

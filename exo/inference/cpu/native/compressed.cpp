@@ -23,11 +23,40 @@ void turn_last(float* x, int64_t heads, int64_t dim, const Rope& rope, const flo
                    rope.interleaved, cos, sin);
 }
 
+// What a token gives to an entry: without a gate values alone.
+struct Token {
+  const float *values, *weights, *bias;
+};
+
+float mean(const std::vector<Token>& tokens, int64_t d) {
+  float sum = 0;
+  for (const Token& token : tokens) sum += token.values[d];
+  return sum / static_cast<float>(tokens.size());
+}
+
+// By the softmax of their weights.
+float weighed(const std::vector<Token>& tokens, int64_t d) {
+  float top = -INFINITY, total = 0, sum = 0;
+  for (const Token& token : tokens) top = std::max(top, token.weights[d] + token.bias[d]);
+  for (const Token& token : tokens) {
+    const float weight = same::exp(token.weights[d] + token.bias[d] - top);
+    total += weight;
+    sum += weight * token.values[d];
+  }
+  return sum / total;
+}
+
 }  // namespace
 
 Model::Entries& Model::entries_of(int ratio) {
   return *std::find_if(entries_.begin(), entries_.end(),
                        [ratio](const Entries& one) { return one.ratio == ratio; });
+}
+
+std::vector<KVView> Model::Entries::views(int place) const {
+  std::vector<KVView> found;
+  for (uint8_t* const* each : pages) found.push_back(cache->view(each, place, 0));
+  return found;
 }
 
 void Model::compressed_attention(const Layer& layer, int place, int64_t state) {
@@ -202,7 +231,7 @@ void Model::compress(const Compressor& compressor, const Rope& rope, const float
                      bool with_values) {
   const KernelTable& k = kernels();
   const int64_t width = compressor.width(), ratio = compressor.ratio, kept = compressor.kept();
-  const int64_t dim = compressor.dim;
+  const int64_t dim = compressor.dim, token_floats = compressor.token_floats();
   struct Task {
     size_t slice;
     int64_t row;  // of the slice's first token
@@ -218,32 +247,27 @@ void Model::compress(const Compressor& compressor, const Rope& rope, const float
     row += slice.length;
   }
   // What the token gave, in this step or earlier: [width] to be averaged, then [width] to weigh it.
-  const auto numbers_of = [&](const Task& task, int64_t position) {
+  const auto token_of = [&](const Task& task, int64_t position, int64_t column) {
     const int64_t start = (*slices_)[task.slice].start;
-    struct {
-      const float *values, *weights;
-    } found;
+    Token found{};
     if (position >= start) {
-      found.values = kv + (task.row + position - start) * width;
-      found.weights = gate + (task.row + position - start) * width;
+      const int64_t at = (task.row + position - start) * width + column;
+      found.values = kv + at;
+      if (gate) found.weights = gate + at;
     } else {
-      found.values = state_[task.slice] + state + position % kept * 2 * width;
-      found.weights = found.values + width;
+      found.values = state_[task.slice] + state + position % kept * token_floats + column;
+      if (gate) found.weights = found.values + width;
     }
+    if (gate) found.bias = compressor.bias.data() + position % ratio * width + column;
     return found;
   };
   thread_pool().run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
     const Task& task = tasks[at_least(t)];
-    struct Token {
-      const float *values, *weights, *bias;
-    };
     thread_local std::vector<Token> tokens;
     tokens.clear();
     const auto take = [&](int64_t number, int64_t column) {
       for (int64_t i = 0; i < ratio; i++) {
-        const auto found = numbers_of(task, number * ratio + i);
-        tokens.push_back({found.values + column, found.weights + column,
-                          compressor.bias.data() + i * width + column});
+        tokens.push_back(token_of(task, number * ratio + i, column));
       }
     };
     if (compressor.overlaps && task.number > 0) take(task.number - 1, 0);
@@ -251,14 +275,7 @@ void Model::compress(const Compressor& compressor, const Rope& rope, const float
     thread_local Lines<float> entry;
     grow(entry, dim);
     for (int64_t d = 0; d < dim; d++) {
-      float top = -INFINITY, total = 0, sum = 0;
-      for (const Token& token : tokens) top = std::max(top, token.weights[d] + token.bias[d]);
-      for (const Token& token : tokens) {
-        const float weight = same::exp(token.weights[d] + token.bias[d] - top);
-        total += weight;
-        sum += weight * token.values[d];
-      }
-      entry[at_least(d)] = sum / total;
+      entry[at_least(d)] = gate ? weighed(tokens, d) : mean(tokens, d);
     }
     if (!compressor.norm.empty()) {
       k.rms_norm(entry.data(), compressor.norm.data(), entry.data(), dim, spec_.norm_eps);
@@ -285,9 +302,9 @@ void Model::compress(const Compressor& compressor, const Rope& rope, const float
   for (size_t s = 0; s < slices_->size(); s++) {
     const Slice& slice = (*slices_)[s];
     for (int64_t i = std::max<int64_t>(0, slice.length - kept); i < slice.length; i++) {
-      float* own = state_[s] + state + (slice.start + i) % kept * 2 * width;
+      float* own = state_[s] + state + (slice.start + i) % kept * token_floats;
       std::copy_n(kv + (row + i) * width, width, own);
-      std::copy_n(gate + (row + i) * width, width, own + width);
+      if (gate) std::copy_n(gate + (row + i) * width, width, own + width);
     }
     row += slice.length;
   }
@@ -305,11 +322,7 @@ void Model::score_entries(const Layer& layer, Entries& entries, int place) {
               cos_[at_least(layer.rope)].data() + i * pairs,
               sin_[at_least(layer.rope)].data() + i * pairs);
   });
-  std::vector<KVView> keys;
-  for (uint8_t* const* pages : entries.pages) {
-    keys.push_back(entries.cache->view(pages, place, 0));
-  }
-  choose_keys(indexer.heads, indexer.dim, own.most, own.ratio(), own.most, keys);
+  choose_keys(indexer.heads, indexer.dim, own.most, own.ratio(), own.most, entries.views(place));
 }
 
 }  // namespace exo

@@ -92,7 +92,7 @@ struct ShortConvolution {
 // of which the first is for the entry after its own.
 struct Compressor {
   MatrixPtr kv, gate;       // [dim], or where they overlap [2 * dim]; no gate: all weigh the same
-  std::vector<float> bias;  // [ratio, rows of kv]
+  std::vector<float> bias;  // [ratio, rows of kv]; without a gate none
   std::vector<float> norm;  // [dim]
   int dim = 0, ratio = 0;
   bool overlaps = false;
@@ -100,7 +100,9 @@ struct Compressor {
 
   int64_t width() const { return overlaps ? int64_t{2} * dim : dim; }
   int64_t kept() const { return overlaps ? int64_t{2} * ratio : ratio; }  // tokens
-  int64_t state_floats() const { return kept() * width() * 2; }
+  // Of a token that later entries are made of.
+  int64_t token_floats() const { return gate ? 2 * width() : width(); }
+  int64_t state_floats() const { return kept() * token_floats(); }
 };
 
 // DeepSeek V3.2's: of all keys a query sees which it attends to, the best by a sum over `heads` of

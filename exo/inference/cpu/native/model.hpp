@@ -110,6 +110,8 @@ class Model {
     int ratio;
     std::unique_ptr<KVCache> cache;
     std::vector<uint8_t* const*> pages;  // of each slice of the step
+
+    std::vector<KVView> views(int place) const;  // of each slice
   };
   // One of a row's experts.
   struct ExpertSlot {
@@ -186,8 +188,8 @@ class Model {
   void expand_pools(int64_t most, int64_t pool);
   // `place` among the entries of the layer's ratio.
   void compressed_attention(const Layer& layer, int place, int64_t state);
-  // `kv` and `gate` of all rows to what is kept of them at `state` of each sequence, and entries
-  // that are complete into place `place`, as keys or, `with_values`, as values too.
+  // `kv` and `gate` (null without one) of all rows to what is kept of them at `state` of each
+  // sequence, and complete entries into place `place`, as keys or, `with_values`, as values too.
   void compress(const Compressor& compressor, const Rope& rope, const float* kv, const float* gate,
                 int64_t state, Entries& entries, int place, bool with_values);
   void score_entries(const Layer& layer, Entries& entries, int place);

@@ -126,11 +126,8 @@ void Model::index_pools(const Layer& layer, int place, int64_t state) {
   compress(*indexer.pools, {}, k_.data(), v_.data(), state, entries, place, false);
   if (!chooses) return;
   ask_indexer(indexer);
-  std::vector<KVView> keys;
-  for (uint8_t* const* pages : entries.pages) {
-    keys.push_back(entries.cache->view(pages, place, 0));
-  }
-  choose_keys(indexer.heads, indexer.dim, pools, latent.pool, latent.all_below(), keys);
+  choose_keys(indexer.heads, indexer.dim, pools, latent.pool, latent.all_below(),
+              entries.views(place));
   expand_pools(latent.most, latent.pool);
 }
 
@@ -148,11 +145,9 @@ void Model::index_means(const Layer& layer, int place, int64_t state) {
     jobs.push_back({indexer.q.get(), &normed_, 0, rows_, index_q_.data(), width});
   }
   run_linear(jobs, spec_.precise);
-  grow(v_, rows_ * dim);
-  std::fill_n(v_.data(), rows_ * dim, 0.f);
   const Rope& rope = ropes[at_least(layer.rope)];
   Entries& entries = entries_of(static_cast<int>(pool));
-  compress(*indexer.pools, rope, k_.data(), v_.data(), state, entries, place, false);
+  compress(*indexer.pools, rope, k_.data(), nullptr, state, entries, place, false);
   if (!chooses) return;
   const int pairs = static_cast<int>(rope.frequencies.size());
   each_row(rows_, [&](int64_t i) {
@@ -165,11 +160,8 @@ void Model::index_means(const Layer& layer, int place, int64_t state) {
              sin_[at_least(layer.rope)].data() + i * pairs);
   });
   index_weights_.assign(at_least(rows_ * indexer.heads), 1.f);
-  std::vector<KVView> keys;
-  for (uint8_t* const* pages : entries.pages) {
-    keys.push_back(entries.cache->view(pages, place, 0));
-  }
-  choose_keys(indexer.heads, indexer.dim, pools, static_cast<int>(pool), indexer.all_below(), keys);
+  choose_keys(indexer.heads, indexer.dim, pools, static_cast<int>(pool), indexer.all_below(),
+              entries.views(place));
   expand_pools(indexer.most, pool);
 }
 

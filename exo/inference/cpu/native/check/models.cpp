@@ -345,7 +345,6 @@ Model gated_model(int kv_bits) {
     pooled.q = random_affine(3 * 32, 64, 4, 32), pooled.q_norm = std::vector<float>(32, 1.f);
     Compressor pools;
     pools.kv = random_affine(32, 64, 8, 32), pools.norm = std::vector<float>(32, 1.f);
-    pools.bias = std::vector<float>(4 * 32, 0.f);
     pools.dim = 32, pools.ratio = 4, pools.turns_first = true;
     pooled.pools = std::make_shared<Compressor>(std::move(pools));
     pooled.heads = 3, pooled.dim = 32, pooled.most = 12;
