@@ -196,7 +196,8 @@ const KernelTable*& chosen() {
 }  // namespace
 
 const bool kWeightsPassBy = is_amd();
-const bool kHasBfloat16Dots = has_bfloat16_dots();
+const bool kShiftsAside = is_amd();
+const bool kUsesBfloat16Dots = is_amd() && has_bfloat16_dots();
 
 const KernelTable& kernels() { return *chosen(); }
 

@@ -148,11 +148,19 @@ struct Partial {
 // Whether weights that are read once a step, as those of one or two rows are, are prefetched
 // non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a step
 // takes a quarter less time. Intel's prefetchnta leaves out the second level and with it what
-// fetches ahead there: decoding takes twice as long (Sapphire Rapids).
+// fetches ahead there: decoding takes twice as long (Sapphire Rapids). There prefetches to the
+// second level are best: the first one's few buffers for lines under way are left to what is needed
+// now.
 extern const bool kWeightsPassBy;
 
-// Whether this processor has AVX512-BF16.
-extern const bool kHasBfloat16Dots;
+// Whether this processor shifts in units that do not multiply: AMD's have enough to do with dot
+// products, Intel's two do everything.
+extern const bool kShiftsAside;
+
+// Whether AVX512-BF16's dot products are quicker than two fused steps of floats: AMD's, one of
+// which begins in each cycle. Intel's begin in every second one, and four fused steps meanwhile
+// (Emerald Rapids).
+extern const bool kUsesBfloat16Dots;
 
 // A recurrent state: float32 in blocks of kStateLanes rows, [keys][kStateLanes], so that a row's
 // sums stay in one lane. The last block's rows that do not exist are zeros.

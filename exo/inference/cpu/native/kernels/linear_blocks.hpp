@@ -146,17 +146,23 @@ class PartSums {
   Ops::Float* now_;
 };
 
-// Fetches lines ahead in the stream of weights, for the next rows or, where `kWeightsPassBy`, past
-// the shared cache.
+// Fetches lines ahead in the stream of weights: for the next rows; where `kWeightsPassBy` past the
+// shared cache; on other x86 processors to the second level.
 inline constexpr int64_t kFetchedAhead = 8192;  // bytes
+#ifdef __x86_64__
+inline constexpr bool kFetchesToSecond = true;
+#else
+inline constexpr bool kFetchesToSecond = false;
+#endif
 template <int M, int LINES>
 EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
-    if (M <= 2 && pass_by) {
-      __builtin_prefetch(p + kFetchedAhead + 64 * line, 0, 0);
+    const uint8_t* at = p + kFetchedAhead + 64 * line;
+    if (pass_by) {
+      __builtin_prefetch(at, 0, M <= 2 ? 0 : 3);
     } else {
-      __builtin_prefetch(p + kFetchedAhead + 64 * line);
+      __builtin_prefetch(at, 0, kFetchesToSecond ? 2 : 3);
     }
   }
 }

@@ -49,6 +49,12 @@ constexpr SuperOffsets left_to_finish(SuperOffsets offsets) {
   return {offsets.has_factor, begins_less() ? -1 : offsets.zero_shift};
 }
 
+// Whether an instruction set can multiply by few numbers without multiplying.
+template <typename O = Ops>
+constexpr bool multiplies_by_shifts() {
+  return requires { O::times_few; };
+}
+
 // Integer sums of M rows and B blocks over one unit, whose slabs come one after the other.
 template <int BITS, int HALVES, int M, int B = 1, typename O = Ops>
 struct UnitSums {
@@ -105,7 +111,8 @@ struct UnitSums {
     }
   }
 
-  // Row m's total of block `b` with this unit in it.
+  // Row m's total of block `b` with this unit in it; `by_shifts`: see `times_few`.
+  template <bool BY_SHIFTS = false>
   EXO_INLINE typename O::Int added(int b, int m, typename O::Int total,
                                    const typename O::Int (&codes)[B][HALVES], int multiple) const {
     if constexpr (kAddsFew) {
@@ -123,7 +130,7 @@ struct UnitSums {
         const auto both = O::add_times(first, group[1], codes[b][1]);
         return O::add_times(total, both, O::same_int(multiple));
       }
-      if constexpr (M > 2 && HALVES == 1 && requires { O::times_few; }) {
+      if constexpr (BY_SHIFTS) {
         const auto code = codes[b][0];
         return O::add_times(total, group[0], O::times_few(code, O::thrice(code), multiple));
       }
@@ -264,16 +271,22 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
           sums[n].add(slab, weights, x[n]->values + u * kUnitCols + 4 * slab, x[n]->stride, codes);
         }
       });
-  for (int n = 0; n < N; n++) {
-    for (int m = 0; m < M; m++) {
-      const int multiple = x[n]->x[m * x[n]->supers].multiples[u];
-      for (int b = 0; b < B; b++) {
-        Ops::Int& own = total[n][b * M + m];
-        own = sums[n].added(b, m, own, codes, multiple);
-        if constexpr (M > 2) stay(own);
+  const auto add_all = [&](auto by_shifts) __attribute__((always_inline)) {
+    for (int n = 0; n < N; n++) {
+      for (int m = 0; m < M; m++) {
+        const int multiple = x[n]->x[m * x[n]->supers].multiples[u];
+        for (int b = 0; b < B; b++) {
+          Ops::Int& own = total[n][b * M + m];
+          own = sums[n].template added<by_shifts.value>(b, m, own, codes, multiple);
+          if constexpr (M > 2) stay(own);
+        }
       }
     }
+  };
+  if constexpr (M > 2 && kHalves == 1 && multiplies_by_shifts()) {
+    if (kShiftsAside) return add_all(std::true_type{});
   }
+  add_all(std::false_type{});
 }
 
 // B blocks for `rows` rows, up to M: see block_from_packed.

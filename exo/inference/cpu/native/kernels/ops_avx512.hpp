@@ -71,8 +71,7 @@ struct Ops {
     return _mm512_madd_epi16(codes, _mm512_set1_epi32(by));
   }
 #ifndef EXO_TILES
-  // a times 0 to 8, by shifts: AMD's units that multiply have enough to do with dot products. (What
-  // has tiles is Intel's, which shifts in one of them.)
+  // a times 0 to 8, by shifts: where `kShiftsAside`. (What has tiles is Intel's.)
   static EXO_INLINE Int thrice(Int a) { return _mm512_add_epi32(a, _mm512_add_epi32(a, a)); }
   static EXO_INLINE Int times_few(Int a, Int thrice, int by) {
     constexpr int32_t kNone = 32;
