@@ -146,8 +146,8 @@ class PartSums {
   Ops::Float* now_;
 };
 
-// Fetches lines ahead in the stream of weights: for the next rows; where `kWeightsPassBy` past the
-// shared cache; on other x86 processors to the second level.
+// Fetches lines ahead in the stream of weights. Those that are read once, for one row or two: where
+// `kWeightsPassBy` past the shared cache, on other x86 processors to the second level.
 inline constexpr int64_t kFetchedAhead = 8192;  // bytes
 #ifdef __x86_64__
 inline constexpr bool kFetchesToSecond = true;
@@ -159,10 +159,10 @@ EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
     const uint8_t* at = p + kFetchedAhead + 64 * line;
-    if (pass_by) {
-      __builtin_prefetch(at, 0, M <= 2 ? 0 : 3);
+    if (M <= 2 && pass_by) {
+      __builtin_prefetch(at, 0, 0);
     } else {
-      __builtin_prefetch(at, 0, kFetchesToSecond ? 2 : 3);
+      __builtin_prefetch(at, 0, M <= 2 && kFetchesToSecond ? 2 : 3);
     }
   }
 }
