@@ -4,7 +4,6 @@ CPUs, mlx-lm, and a random 1.17 B llama."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -259,11 +258,3 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
             run(PYTHON, ROOT / "scripts/make_random_gguf", family, file)
         found[label] = file
     return found
-
-
-def cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return "unknown CPU"

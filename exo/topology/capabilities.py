@@ -116,7 +116,7 @@ def _probe_linux() -> DeviceCapabilities:
         model=_read("/sys/devices/virtual/dmi/id/product_name")
         or _read("/proc/device-tree/model")
         or platform.node(),
-        chip=_cpu_name(),
+        chip=cpu_name(),
         accelerator="cpu",
         memory_total_bytes=total,
         memory_available_bytes=available,
@@ -203,7 +203,8 @@ def _own_cgroup() -> str:
     return ""
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As people name it; the machine's architecture where the system does not say."""
     for line in _read("/proc/cpuinfo").splitlines():
         if line.startswith(("model name", "Model")):
             return without_marks(line.split(":", 1)[1])
