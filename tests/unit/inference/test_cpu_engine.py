@@ -246,13 +246,19 @@ def test_auto_is_the_cpu_engine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert choose.make_engine("auto").name == "mlx"
 
 
-def test_a_forced_instruction_set_that_cannot_run_is_one_clear_line() -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [("EXO_CPU_ISA", "sse9", "one of"), ("EXO_CPU_VENDOR", "cyrix", "amd or intel")],
+)
+def test_forced_kernels_that_there_are_not_are_one_clear_line(
+    variable: str, value: str, expected: str
+) -> None:
     code = "from exo.inference.cpu.available import why_not; print(why_not())"
-    environment = os.environ | {"EXO_CPU_ISA": "sse9"}
+    environment = os.environ | {variable: value}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
-    assert "EXO_CPU_ISA=sse9 is unknown; expected one of" in done.stdout
+    assert f"{variable}={value} is unknown; expected {expected}" in done.stdout
 
 
 async def test_the_benchmark_measures_what_it_is_asked_to(tiny: Path) -> None:

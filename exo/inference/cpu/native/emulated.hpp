@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace exo::emulated {
@@ -64,6 +65,22 @@ inline I and_si512(I a, I b) {
   const auto x = lanes<int32_t>(a), y = lanes<int32_t>(b);
   return each<int32_t, I>([&](int i) { return x.at[i] & y.at[i]; });
 }
+inline I xor_si512(I a, I b) {
+  const auto x = lanes<int32_t>(a), y = lanes<int32_t>(b);
+  return each<int32_t, I>([&](int i) { return x.at[i] ^ y.at[i]; });
+}
+inline I sad_epu8(I a, I b) {
+  const auto x = lanes<uint8_t>(a), y = lanes<uint8_t>(b);
+  return each<int64_t, I>([&](int i) {
+    int64_t sum = 0;
+    for (int k = 8 * i; k < 8 * i + 8; k++) sum += std::abs(x.at[k] - y.at[k]);
+    return sum;
+  });
+}
+inline __m256i cvtepi64_epi32(I a) {
+  const auto x = lanes<int64_t>(a);
+  return each<int32_t, __m256i>([&](int i) { return static_cast<int32_t>(x.at[i]); });
+}
 // Bit `4 a + 2 b + c` of `truth`, for each bit of the three.
 inline I ternarylogic_epi64(I a, I b, I c, int truth) {
   const auto x = lanes<uint64_t>(a), y = lanes<uint64_t>(b), z = lanes<uint64_t>(c);
@@ -111,6 +128,10 @@ inline I sub_epi32(I a, I b) {
 inline I mullo_epi32(I a, I b) {
   const auto x = lanes<uint32_t>(a), y = lanes<uint32_t>(b);
   return each<uint32_t, I>([&](int i) { return x.at[i] * y.at[i]; });
+}
+inline I mullo_epi16(I a, I b) {
+  const auto x = lanes<int16_t>(a), y = lanes<int16_t>(b);
+  return each<int16_t, I>([&](int i) { return static_cast<int16_t>(x.at[i] * y.at[i]); });
 }
 inline I dpwssd_epi32(I sum, I a, I b) {
   const auto s = lanes<int32_t>(sum);
@@ -188,6 +209,7 @@ inline F dpbf16_ps(F sum, V a, V b) {
 // Some of them are macros already.
 #undef _mm512_roundscale_ps
 #undef _mm512_cvtps_ph
+#define _mm512_loadu_si512(p) exo::emulated::load<__m512i>(p)
 #define _mm512_load_si512(p) exo::emulated::load<__m512i>(p)
 #define _mm512_loadu_ps(p) exo::emulated::load<__m512>(p)
 #define _mm512_store_si512(p, v) exo::emulated::store<__m512i>(p, v)
@@ -202,12 +224,17 @@ inline F dpbf16_ps(F sum, V a, V b) {
 #define _mm512_slli_epi32 exo::emulated::left<uint32_t>
 #define _mm512_sllv_epi32 exo::emulated::sllv_epi32
 #define _mm512_srli_epi16 exo::emulated::right<uint16_t>
+#define _mm512_srai_epi32 exo::emulated::right<int32_t>
 #define _mm512_srli_epi32 exo::emulated::right<uint32_t>
 #define _mm512_shuffle_epi8 exo::emulated::shuffle_epi8
 #define _mm512_broadcast_i32x4 exo::emulated::broadcast_i32x4
+#define _mm512_xor_si512 exo::emulated::xor_si512
+#define _mm512_sad_epu8 exo::emulated::sad_epu8
+#define _mm512_cvtepi64_epi32 exo::emulated::cvtepi64_epi32
 #define _mm512_add_epi32 exo::emulated::add_epi32
 #define _mm512_sub_epi32 exo::emulated::sub_epi32
 #define _mm512_mullo_epi32 exo::emulated::mullo_epi32
+#define _mm512_mullo_epi16 exo::emulated::mullo_epi16
 #define _mm512_madd_epi16 exo::emulated::madd_epi16
 #define _mm512_dpwssd_epi32 exo::emulated::dpwssd_epi32
 #define _mm512_dpbusd_epi32 exo::emulated::dpbusd_epi32<__m512i>

@@ -146,6 +146,20 @@ const Isa kIsas[] = {
 #endif
 };
 
+Vendor vendor_of(const std::string& name) {
+  if (!name.empty() && name != "amd" && name != "intel") {
+    throw std::runtime_error("EXO_CPU_VENDOR=" + name + " is unknown; expected amd or intel");
+  }
+  const bool amd = name.empty() ? is_amd() : name == "amd";
+  return {amd, amd, amd && has_bfloat16_dots()};
+}
+
+// What an environment variable says, or "".
+std::string told(const char* variable) {
+  const char* found = std::getenv(variable);
+  return found == nullptr ? "" : found;
+}
+
 struct Candidate {
   const KernelTable* table;
   bool (*runs_here)();
@@ -187,21 +201,21 @@ const KernelTable* choose(const std::string& wanted) {
 
 const KernelTable*& chosen() {
   static const KernelTable* table = [] {
-    const char* wanted = std::getenv("EXO_CPU_ISA");
-    return choose(wanted == nullptr ? "" : wanted);
+    vendor = vendor_of(told("EXO_CPU_VENDOR"));
+    return choose(told("EXO_CPU_ISA"));
   }();
   return table;
 }
 
 }  // namespace
 
-const bool kWeightsPassBy = is_amd();
-const bool kShiftsAside = is_amd();
-const bool kUsesBfloat16Dots = is_amd() && has_bfloat16_dots();
+Vendor vendor = vendor_of("");
 
 const KernelTable& kernels() { return *chosen(); }
 
 void choose_kernels(const std::string& name) { chosen() = choose(name); }
+
+void choose_vendor(const std::string& name) { vendor = vendor_of(name); }
 
 std::vector<std::string> runnable_kernels() {
   std::vector<std::string> names;

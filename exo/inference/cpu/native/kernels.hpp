@@ -24,14 +24,17 @@ struct QuantizedGroup {
 // The same for super-blocks (matrix.hpp), whose sums stay integers over all of their 256 columns:
 // x ~ scale * multiple * q, the multiple that of a unit of 32 columns. It is at most 8, so that
 // multiple * total of a unit needs 16 bits and what a super-block adds up 32.
-struct QuantizedSuper {
+struct alignas(64) QuantizedSuper {
   static constexpr int kUnits = kSuperCols / kUnitCols;
-  float scale;
   int32_t multiples[kUnits];
-  int16_t unit_sums[kUnits];      // multiple * total
-  int16_t half_sums[2 * kUnits];  // of each 16 columns
-  int32_t unit_less[kUnits];      // -total
-  int32_t half_less[2 * kUnits];
+  int16_t unit_sums[kUnits];  // multiple * total
+  float scale;
+  // With what a sum begins where values stand for what is so much less, the most that there is.
+  int32_t unit_less[kUnits];         // -kUnitZero * total
+  int32_t half_less[2 * kUnits];     // of each 16 columns -kHalfZero * total
+  int32_t quarter_less[4 * kUnits];  // of each 8 -kQuarterZero * total
+  int16_t half_sums[2 * kUnits];     // of each 16 multiple * total
+  static constexpr int kUnitZero = 128, kHalfZero = 64, kQuarterZero = 32;
 };
 inline constexpr int kMostMultiple = 8;
 
@@ -145,22 +148,26 @@ struct Partial {
   float sum;
 };
 
-// Whether weights that are read once a step, as those of one or two rows are, are prefetched
-// non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a step
-// takes a quarter less time. Intel's prefetchnta leaves out the second level and with it what
-// fetches ahead there: decoding takes twice as long (Sapphire Rapids). There prefetches to the
-// second level are best: the first one's few buffers for lines under way are left to what is needed
-// now.
-extern const bool kWeightsPassBy;
+// What is quicker on one vendor's x86 processors than on another's. Results are the same.
+struct Vendor {
+  // Weights that are read once a step, as those of one or two rows are, are prefetched
+  // non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a
+  // step takes a quarter less time. Intel's prefetchnta leaves out the second level and with it
+  // what fetches ahead there: decoding takes twice as long (Sapphire Rapids). There prefetches to
+  // the second level are best: the first one's few buffers for lines under way are left to what is
+  // needed now.
+  bool weights_pass_by;
 
-// Whether this processor shifts in units that do not multiply: AMD's have enough to do with dot
-// products, Intel's two do everything.
-extern const bool kShiftsAside;
+  // Shifts are done in units that do not multiply: AMD's have enough to do with dot products,
+  // Intel's two do everything.
+  bool shifts_aside;
 
-// Whether AVX512-BF16's dot products are quicker than two fused steps of floats: AMD's, one of
-// which begins in each cycle. Intel's begin in every second one, and four fused steps meanwhile
-// (Emerald Rapids).
-extern const bool kUsesBfloat16Dots;
+  // AVX512-BF16's dot products are quicker than two fused steps of floats: AMD's, one of which
+  // begins in each cycle. Intel's begin in every second one, and four fused steps meanwhile
+  // (Emerald Rapids).
+  bool uses_bfloat16_dots;
+};
+extern Vendor vendor;
 
 // A recurrent state: float32 in blocks of kStateLanes rows, [keys][kStateLanes], so that a row's
 // sums stay in one lane. The last block's rows that do not exist are zeros.
@@ -255,13 +262,18 @@ struct KernelTable {
   void (*xielu)(float* x, const Xielu& numbers, int64_t count);
 };
 
-// The table for this processor: its best, or what EXO_CPU_ISA names. Throws std::runtime_error for
-// a name that is unknown or that the processor cannot run.
+// The table for this processor: its best, or what EXO_CPU_ISA names; the first call also takes the
+// vendor that EXO_CPU_VENDOR names. Throws std::runtime_error for a name that is unknown or that
+// the processor cannot run.
 const KernelTable& kernels();
 
 // Switches to another table ("" for the best); not while a model computes. Throws as above.
 void choose_kernels(const std::string& name);
 // Names of the tables this processor can run, best first.
 std::vector<std::string> runnable_kernels();
+
+// Sets `vendor` to "amd" or "intel" ("" for this processor's); not while a model computes. Throws
+// std::runtime_error for others.
+void choose_vendor(const std::string& name);
 
 }  // namespace exo

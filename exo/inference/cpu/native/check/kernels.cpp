@@ -276,8 +276,9 @@ int main() {
     for (uint8_t& place : places) place = static_cast<uint8_t>(place % levels[i]);
     exo::set_grid(static_cast<exo::Grid>(i), std::vector<uint8_t>(places.begin(), places.end()));
   }
-  for (const std::string& isa : exo::runnable_kernels()) {
+  const auto digest_of = [](const std::string& isa, const std::string& vendor) {
     exo::choose_kernels(isa);
+    exo::choose_vendor(vendor);
     generator.seed(1);
     digest = 0xcbf29ce484222325;
     exo::thread_pool().set_threads(3);  // how they share work matters
@@ -291,7 +292,12 @@ int main() {
     check_xielu();
     check_fused_steps();
     check_states();
-    std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(digest));
+    return digest;
+  };
+  for (const std::string& isa : exo::runnable_kernels()) {
+    const auto found = digest_of(isa, "amd");
+    expect(digest_of(isa, "intel") == found, isa + " as on either vendor's processors");
+    std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(found));
   }
   return 0;
 }

@@ -239,8 +239,12 @@ Model compressed_model(int kv_bits) {
   Model model(spec);
   model.ropes = {{{1.f, 0.3f, 0.1f, 0.03f}, 1.f, true}};
   const auto connection = [](int rows) {
-    HyperConnection made{random_dense(rows, 3 * 64), random_floats(static_cast<size_t>(rows)),
-                         random_floats(static_cast<size_t>(rows))};
+    HyperConnection made{random_dense(rows, 3 * 64),
+                         random_floats(static_cast<size_t>(rows)),
+                         random_floats(static_cast<size_t>(rows)),
+                         nullptr,
+                         nullptr,
+                         {}};
     return std::make_shared<HyperConnection>(std::move(made));
   };
   const auto compressor = [](int dim, int ratio, bool overlaps) {

@@ -205,6 +205,24 @@ EXO_INLINE int quantize_rest(const float* x, int count, const int8_t* values, fl
   return quantize_group(left, count, inverse * 254.f, rest);
 }
 
+// What sums over a super-block's `values` begin with.
+template <typename O = Ops>
+EXO_INLINE void put_less(const int8_t* values, QuantizedSuper& out) {
+  constexpr int kUnits = QuantizedSuper::kUnits;
+  int32_t quarters[4 * kUnits];
+  for (int i = 0; i < kSuperCols; i += 64) O::sums_of_8(values + i, quarters + i / 8);
+  for (int u = 0; u < kUnits; u++) {
+    const int32_t* own = quarters + 4 * u;
+    out.unit_less[u] = -QuantizedSuper::kUnitZero * (own[0] + own[1] + own[2] + own[3]);
+  }
+  for (int h = 0; h < 2 * kUnits; h++) {
+    out.half_less[h] = -QuantizedSuper::kHalfZero * (quarters[2 * h] + quarters[2 * h + 1]);
+  }
+  for (int q = 0; q < 4 * kUnits; q++) {
+    out.quarter_less[q] = -QuantizedSuper::kQuarterZero * quarters[q];
+  }
+}
+
 // One super-block. The largest value becomes 127 at the largest multiple; other units have the
 // least one that holds theirs.
 inline void quantize_super(const float* x, bool all_fine, int8_t* values, QuantizedSuper& coarse,
@@ -219,6 +237,7 @@ inline void quantize_super(const float* x, bool all_fine, int8_t* values, Quanti
   if (!(largest > kSmallest)) largest = 0;
   coarse.scale = largest * (1.f / (127 * kMostMultiple));
   fine.scale = coarse.scale * (1.f / 254.f);
+  bool some_fine = false;
   const float steps = largest > 0 ? kMostMultiple / largest : 0.f;
   for (int u = 0; u < QuantizedSuper::kUnits; u++) {
     const float wanted = peaks[u].largest * steps;
@@ -238,15 +257,16 @@ inline void quantize_super(const float* x, bool all_fine, int8_t* values, Quanti
       }
       coarse.half_sums[2 * u + h] = static_cast<int16_t>(multiple * sums[h]);
       fine.half_sums[2 * u + h] = static_cast<int16_t>(multiple * rests[h]);
-      coarse.half_less[2 * u + h] = -sums[h];
-      fine.half_less[2 * u + h] = -rests[h];
     }
     coarse.multiples[u] = multiple;
     fine.multiples[u] = of_fine;
     coarse.unit_sums[u] = static_cast<int16_t>(multiple * (sums[0] + sums[1]));
     fine.unit_sums[u] = static_cast<int16_t>(multiple * (rests[0] + rests[1]));
-    coarse.unit_less[u] = -(sums[0] + sums[1]);
-    fine.unit_less[u] = -(rests[0] + rests[1]);
+    some_fine |= is_fine[u] != 0;
+  }
+  if constexpr (begins_less()) {
+    put_less(values, coarse);
+    if (some_fine) put_less(rest, fine);  // of other units any numbers, as they have no multiple
   }
 }
 

@@ -16,7 +16,7 @@ EXO_INLINE bool rounds_to_pairs() {
 #if defined(EXO_AVX512_EMULATED)
   return true;
 #elif defined(EXO_AVX512)
-  return kUsesBfloat16Dots;
+  return vendor.uses_bfloat16_dots;
 #else
   return false;
 #endif

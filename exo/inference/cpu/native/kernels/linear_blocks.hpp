@@ -147,7 +147,7 @@ class PartSums {
 };
 
 // Fetches lines ahead in the stream of weights. Those that are read once, for one row or two: where
-// `kWeightsPassBy` past the shared cache, on other x86 processors to the second level.
+// `vendor.weights_pass_by` past the shared cache, on other x86 processors to the second level.
 inline constexpr int64_t kFetchedAhead = 8192;  // bytes
 #ifdef __x86_64__
 inline constexpr bool kFetchesToSecond = true;
@@ -155,7 +155,7 @@ inline constexpr bool kFetchesToSecond = true;
 inline constexpr bool kFetchesToSecond = false;
 #endif
 template <int M, int LINES>
-EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
+EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = vendor.weights_pass_by) {
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
     const uint8_t* at = p + kFetchedAhead + 64 * line;
@@ -167,13 +167,14 @@ EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = kWeightsPassBy) {
   }
 }
 
-// A group (of super-blocks a unit) that is fine in some row of a tile. Most often it is so in one
-// or two, for which alone it is then multiplied again: `first` and the one at `distance`.
+// A group (of super-blocks a unit) that is fine in some row of a tile, and a bit for each of these
+// rows.
 struct FineGroup {
   int32_t index;
-  uint8_t rows;  // 1 or 2; 0: more
-  uint8_t first, distance;
+  uint32_t rows;
 };
+
+inline constexpr int kMostRows = 16;  // of any tile
 
 // Those of `rows` rows from `row` on, in order, and one past all groups; `list` has room for all
 // and this one.
@@ -181,48 +182,47 @@ inline void list_fine_groups(const QuantizedRows& x, int64_t row, int64_t rows, 
   const int64_t groups = x.cols / x.flag_cols();
   const uint8_t* flags = x.is_fine + row * groups;
   for (int64_t g = 0; g < groups; g += 8) {
-    uint64_t found = 0;  // a byte a group, in it a bit for every eighth row
+    uint64_t found[kMostRows / 8] = {};  // a byte a group, in it a bit for each of eight rows
     for (int64_t m = 0; m < rows; m++) {
       uint64_t eight;  // past a row's end those of the next one (QuantizedRows)
       __builtin_memcpy(&eight, flags + m * groups + g, sizeof eight);
-      found |= eight << m % 8;
+      found[m / 8] |= eight << m % 8;
     }
-    if (groups - g < 8) found &= (uint64_t{1} << 8 * (groups - g)) - 1;
-    while (found != 0) {
-      const int byte = __builtin_ctzll(found) / 8;
-      const unsigned in = found >> 8 * byte & 255, others = in & (in - 1);
-      found &= ~(uint64_t{255} << 8 * byte);
-      FineGroup fine{static_cast<int32_t>(g + byte), 0, 0, 0};
-      if (rows <= 8 && (others & (others - 1)) == 0) {
-        fine.rows = others == 0 ? 1 : 2;
-        fine.first = static_cast<uint8_t>(__builtin_ctz(in));
-        if (others != 0) fine.distance = static_cast<uint8_t>(__builtin_ctz(others) - fine.first);
-      }
-      *list++ = fine;
+    uint64_t in_some = found[0] | found[1];
+    if (groups - g < 8) in_some &= (uint64_t{1} << 8 * (groups - g)) - 1;
+    while (in_some != 0) {
+      const int byte = __builtin_ctzll(in_some) / 8;
+      in_some &= ~(uint64_t{255} << 8 * byte);
+      const auto of = [&](uint64_t rows) { return static_cast<uint32_t>(rows >> 8 * byte & 255); };
+      *list++ = {static_cast<int32_t>(g + byte), of(found[0]) | of(found[1]) << 8};
     }
   }
-  *list = {static_cast<int32_t>(groups), 0, 0, 0};
+  *list = {static_cast<int32_t>(groups), 0};
 }
 
 // Calls add(R, first, distance, own) for the R rows of a tile of M in which a group is fine, whose
-// sums [B * R] `own` are, of `sums` [B * M].
+// sums [B * R] `own` are, of `sums` [B * M]. Most often these are one or two, `first` and the one
+// at `distance`; where they are more it calls for all M.
 template <int M, int B, typename Sum, typename Add>
 EXO_INLINE void with_fine_rows(const FineGroup& fine, Sum* sums, const Add& add) {
   const auto few = [&](auto rows) __attribute__((always_inline)) {
     constexpr int R = rows.value;
-    Sum* from = sums + fine.first;
+    const int first = __builtin_ctz(fine.rows);
+    const int distance = R == 1 ? 0 : __builtin_ctz(fine.rows & (fine.rows - 1)) - first;
+    Sum* from = sums + first;
     Sum own[B * R];
     for (int b = 0; b < B; b++) {
-      for (int r = 0; r < R; r++) own[b * R + r] = from[b * M + r * fine.distance];
+      for (int r = 0; r < R; r++) own[b * R + r] = from[b * M + r * distance];
     }
-    add(rows, fine.first, fine.distance, own);
+    add(rows, first, distance, own);
     for (int b = 0; b < B; b++) {
-      for (int r = 0; r < R; r++) from[b * M + r * fine.distance] = own[b * R + r];
+      for (int r = 0; r < R; r++) from[b * M + r * distance] = own[b * R + r];
     }
   };
   if constexpr (M > 2) {
-    if (fine.rows == 1) return few(std::integral_constant<int, 1>{});
-    if (fine.rows == 2) return few(std::integral_constant<int, 2>{});
+    const uint32_t others = fine.rows & (fine.rows - 1);
+    if (others == 0) return few(std::integral_constant<int, 1>{});
+    if ((others & (others - 1)) == 0) return few(std::integral_constant<int, 2>{});
   }
   add(std::integral_constant<int, M>{}, 0, 1, sums);
 }

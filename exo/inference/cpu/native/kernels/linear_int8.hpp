@@ -6,6 +6,7 @@
 
 #include "plain_panels.hpp"
 #include "super_panels.hpp"
+#include "super_rows.hpp"
 #ifdef EXO_TILES
 #include "tiles_amx.hpp"
 #endif
@@ -201,18 +202,44 @@ constexpr PackedTile kPairTiles[] = {nullptr,
                                      pair_tile<C, L, 5>(),
                                      pair_tile<C, L, 6>()};
 
-// Packed weights of a set of pairs: those of the next one, fetched meanwhile, stay in an L2 cache
+// Tiles of pairs of blocks as `linear_sets` takes them.
+template <Coding C, Layout L>
+struct PairTiles {
+  static constexpr int kRows = pair_rows<C, L>(), kBlocks = Ops::kTileBlocks;
+  static constexpr PackedTile tile(int64_t rows) { return kPairTiles<C, L>[rows]; }
+  // Of one block that is left.
+  static constexpr PackedTile single() { return tile_from_packed<C, L, kRows, 1>(); }
+};
+
+// Tiles of one block, for 1 to kRowsInTurn rows, of an even number.
+template <Coding C, int M>
+constexpr PackedTile row_tile() {
+  if constexpr (M <= kRowsInTurn) return super_block_row_after_row<C, M>;
+  return nullptr;
+}
+template <Coding C>
+constexpr PackedTile kRowTiles[] = {nullptr,          row_tile<C, 2>(), row_tile<C, 4>(),
+                                    row_tile<C, 6>(), row_tile<C, 8>(), row_tile<C, 10>(),
+                                    row_tile<C, 12>()};
+template <Coding C>
+struct RowTiles {
+  static constexpr int kRows = kRowsInTurn, kBlocks = 1;
+  static constexpr PackedTile tile(int64_t rows) { return kRowTiles<C>[(rows + 1) / 2]; }
+  static constexpr PackedTile single() { return tile(kRows); }
+};
+
+// Packed weights of a set of blocks: those of the next one, fetched meanwhile, stay in an L2 cache
 // beside them.
 inline constexpr int64_t kSetBytes = 256 << 10;
 
-// Blocks [begin, end) for all rows, in pairs straight from the packed weights: where registers hold
-// a tile of two blocks, decoding them again for each tile costs less than to keep what was decoded.
-// All tiles of rows take one set of pairs after the other, the next one's weights coming from
-// memory meanwhile, a few lines at a time.
-template <Coding C, Layout L>
-void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
-                  float* out, int64_t stride, Upcoming upcoming) {
-  constexpr int M = pair_rows<C, L>(), B = Ops::kTileBlocks;
+// Blocks [begin, end) for all rows, in tiles straight from the packed weights: where registers hold
+// a tile of many rows, or of two blocks, decoding them again for each tile costs less than to keep
+// what was decoded. All tiles of rows take one set of blocks after the other, the next one's
+// weights coming from memory meanwhile, a few lines at a time.
+template <Coding C, Layout L, typename Tiles>
+void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
+                 float* out, int64_t stride, Upcoming upcoming) {
+  constexpr int M = Tiles::kRows, B = Tiles::kBlocks;
   const int64_t steps = w.cols / x.flag_cols(), listed = steps + 1, bytes = w.block_bytes();
   // Alike, as one of few rows costs nearly as much as one of many.
   const int64_t tiles = (rows + M - 1) / M, size = (rows + tiles - 1) / tiles;
@@ -228,11 +255,11 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
     for (int64_t b = begin; b < end; b++) tile(w, x, lists, 0, rows, b, out, stride, {});
     return;
   }
-  // One tile needs a pair no second time.
+  // One tile needs its blocks no second time.
   const int64_t fit = kSetBytes / (B * bytes), most = tiles == 1 || fit < 1 ? 1 : fit;
-  const int64_t pairs = (end - begin + B - 1) / B, sets = (pairs + most - 1) / most;
+  const int64_t several = (end - begin + B - 1) / B, sets = (several + most - 1) / most;
   const auto set_at = [&](int64_t s) {  // alike
-    const int64_t at = begin + pairs * s / sets * B;
+    const int64_t at = begin + several * s / sets * B;
     return at < end ? at : end;
   };
   for (int64_t s = 0; s < sets; s++) {
@@ -245,11 +272,9 @@ void linear_pairs(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
       const int64_t m = size_at(row);
       int64_t b = first;
       for (; b + B <= last; b += B) {
-        kPairTiles<C, L>[m](w, x, fine, row, m, b, out, stride, fetching.take(steps));
+        Tiles::tile(m)(w, x, fine, row, m, b, out, stride, fetching.take(steps));
       }
-      for (; b < last; b++) {
-        tile_from_packed<C, L, M, 1>()(w, x, fine, row, m, b, out, stride, {});
-      }
+      for (; b < last; b++) Tiles::single()(w, x, fine, row, m, b, out, stride, {});
     }
   }
 }
@@ -307,8 +332,16 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   if constexpr (kPacked < kAllRows) {
     if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride, next);
   }
-  if constexpr (Ops::kTileBlocks > 1) {
-    return linear_pairs<C, L>(w, x, rows, begin, end, out, stride, next);
+  constexpr bool kRowAfterRow = L == Layout::kSuper && takes_row_after_row<C>();
+  if constexpr (kRowAfterRow && !multiplies_by_shifts()) {
+    linear_sets<C, L, RowTiles<C>>(w, x, rows, begin, end, out, stride, next);
+  } else if constexpr (Ops::kTileBlocks > 1) {
+    if constexpr (kRowAfterRow) {
+      if (!vendor.shifts_aside) {
+        return linear_sets<C, L, RowTiles<C>>(w, x, rows, begin, end, out, stride, next);
+      }
+    }
+    linear_sets<C, L, PairTiles<C, L>>(w, x, rows, begin, end, out, stride, next);
   } else {
     const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
     for (int64_t b = begin; b < end; b += cached) {

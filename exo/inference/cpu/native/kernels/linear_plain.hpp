@@ -128,7 +128,7 @@ struct PlainShape {
         apart(w.block_bytes()),
         units(w.group / kUnitCols),
         dtype(w.dtype),
-        pass_by(kWeightsPassBy) {}
+        pass_by(vendor.weights_pass_by) {}
 };
 
 // Adds one group to M outputs of each of B blocks, from the packed weights at `p`: what it is of

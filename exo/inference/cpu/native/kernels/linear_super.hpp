@@ -81,8 +81,9 @@ struct UnitSums {
     if constexpr (begins_less<O>()) {
       for (int m = 0; m < M; m++, x += next) {
         const int32_t* less = HALVES == 1 ? x->unit_less + u : x->half_less + 2 * u;
+        const int most = HALVES == 1 ? QuantizedSuper::kUnitZero : QuantizedSuper::kHalfZero;
         for (int h = 0; h < HALVES; h++) {
-          const auto start = O::shifted_left(O::same_int(less[h]), shift);
+          const auto start = O::divided(O::same_int(less[h]), most >> shift);
           for (int b = 0; b < B; b++) sum[b][m][h * kPerGroup] = start;
         }
       }
@@ -284,7 +285,7 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
     }
   };
   if constexpr (M > 2 && kHalves == 1 && multiplies_by_shifts()) {
-    if (kShiftsAside) return add_all(std::true_type{});
+    if (vendor.shifts_aside) return add_all(std::true_type{});
   }
   add_all(std::false_type{});
 }

@@ -71,7 +71,7 @@ struct Ops {
     return _mm512_madd_epi16(codes, _mm512_set1_epi32(by));
   }
 #ifndef EXO_TILES
-  // a times 0 to 8, by shifts: where `kShiftsAside`. (What has tiles is Intel's.)
+  // a times 0 to 8, by shifts: where `vendor.shifts_aside`. (What has tiles is Intel's.)
   static EXO_INLINE Int thrice(Int a) { return _mm512_add_epi32(a, _mm512_add_epi32(a, a)); }
   static EXO_INLINE Int times_few(Int a, Int thrice, int by) {
     constexpr int32_t kNone = 32;
@@ -87,6 +87,18 @@ struct Ops {
   static EXO_INLINE Int shifted_left(Int a, int count) {
     return _mm512_slli_epi32(a, static_cast<unsigned>(count));
   }
+  // Of 64 bytes the sums of each eight.
+  static EXO_INLINE void sums_of_8(const int8_t* values, int32_t* sums) {
+    const __m512i bytes = _mm512_loadu_si512(values), flip = _mm512_set1_epi8(-128);
+    const __m512i each = _mm512_sad_epu8(_mm512_xor_si512(bytes, flip), zero_int());
+    const __m256i found = _mm512_cvtepi64_epi32(each);
+    const __m256i more = _mm256_set1_epi32(8 * 128);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), _mm256_sub_epi32(found, more));
+  }
+  // By a power of two, which leaves nothing.
+  static EXO_INLINE Int divided(Int a, int by) {
+    return by == 1 ? a : _mm512_srai_epi32(a, static_cast<unsigned>(__builtin_ctz(by)));
+  }
   static EXO_INLINE Int add_times(Int sum, Int a, Int b) {
     return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b));
   }
@@ -95,6 +107,30 @@ struct Ops {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
+  }
+  // For super_rows.hpp, in place and with a row's columns read by the instruction itself: gcc 12
+  // would fill registers with them that sums need.
+  static EXO_INLINE void add_dot(Int& sum, Bytes weights, const int8_t* four) {
+#ifdef EXO_AVX512_EMULATED
+    sum = dot<8>(sum, weights, four);
+#else
+    typedef int32_t Word __attribute__((may_alias));
+    asm("vpdpbusd %1%{1to16%}, %2, %0"
+        : "+v"(sum)
+        : "m"(*reinterpret_cast<const Word*>(four)), "v"(weights));
+#endif
+  }
+  // Of lanes the lower 16 bits; the upper ones of `times` are 0.
+  static EXO_INLINE void add_products_of_16(Int& total, Int a, Int times) {
+#ifdef EXO_AVX512_EMULATED
+    total = _mm512_dpwssd_epi32(total, a, times);
+#else
+    asm("vpdpwssd %1, %2, %0" : "+v"(total) : "v"(a), "v"(times));
+#endif
+  }
+  static EXO_INLINE Int lower_16(Int a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }
+  static EXO_INLINE Int times_16(Int a, int by) {
+    return _mm512_mullo_epi16(a, _mm512_set1_epi32(by));
   }
   // Two columns of 16 outputs, and those two of a row.
   static EXO_INLINE Float add_bf16(Float y, Int weights, const int8_t* two) {

@@ -14,7 +14,8 @@
 //   into the halves of a lane, and add_pairs adds the products with two integers of 16 bits.
 //   add_times(sum, a, times(codes, by)): sum + a * codes * by. With slabs_in_16_bits, instead:
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
-//   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count).
+//   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count),
+//   divided(a, by), sums_of_8. And where super_rows.hpp has tiles, what ops_avx512.hpp has for it.
 //   less_shifted(a, b, count): a - (b << count).
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
 //   kTileBlocks: blocks of packed weights that a tile takes at once.
