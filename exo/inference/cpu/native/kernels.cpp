@@ -69,6 +69,8 @@ bool has_avx512() {
   return has_avx2() && system_saves(0xe6) && f_dq_bw_vl && vnni;
 }
 
+bool has_vbmi() { return has_avx512() && bit(extended_features().ecx, 1); }
+
 bool has_bfloat16_dots() {
   return has_avx512() && extended_features().eax >= 1 && bit(cpuid(7, 1).eax, 5);
 }
@@ -118,6 +120,7 @@ bool is_amd() {
 
 #if !defined(__x86_64__)
 bool has_bfloat16_dots() { return false; }
+bool has_vbmi() { return false; }
 #endif
 
 bool always() { return true; }
@@ -151,7 +154,7 @@ Vendor vendor_of(const std::string& name) {
     throw std::runtime_error("EXO_CPU_VENDOR=" + name + " is unknown; expected amd or intel");
   }
   const bool amd = name.empty() ? is_amd() : name == "amd";
-  return {amd, amd, amd && has_bfloat16_dots()};
+  return {amd, amd, amd && has_bfloat16_dots(), !amd && has_vbmi()};
 }
 
 // What an environment variable says, or "".

@@ -71,10 +71,12 @@ constexpr const uint8_t* values_of(Table table) {
   }
 }
 
-// How values are stored: a template argument of the kernels.
+// How values are stored: a template argument of the kernels. And whether entries of the table are
+// looked up by an instruction that takes six bits of a byte and leaves the others.
 struct Coding {
   int bits;
   Table table = Table::kNone;
+  bool permutes = false;
 };
 
 // Not here: every instruction set's file would have the text's functions, compiled for it, and the

@@ -13,6 +13,29 @@
 
 namespace exo::EXO_ISA {
 
+// Entries by the lower four bits of bytes.
+template <Coding C, typename O = Ops>
+EXO_INLINE typename O::Bytes look_up(typename O::Bytes indices) {
+  static_assert(C.bits == 4);
+  return O::permuted_entries(values_of(C.table), indices);
+}
+
+// Calls use with a coding as the kernels here read it.
+template <typename O = Ops, typename Use>
+void with_lookup(Coding coding, const Use& use) {
+  with_coding(coding, [&](auto as_stored) {
+    constexpr Coding kCoding = as_stored.value;
+    // The tables of formats that many files have.
+    constexpr bool kMay = kCoding.table == Table::kIq4 || kCoding.table == Table::kE2m1;
+    if constexpr (kMay && requires { O::permuted_entries; }) {
+      if (vendor.permutes_bytes) {
+        return use(std::integral_constant<Coding, Coding{4, kCoding.table, true}>{});
+      }
+    }
+    use(as_stored);
+  });
+}
+
 // One slab of the unit at `p`.
 template <Coding C, int SLAB>
 EXO_INLINE Ops::Bytes decode_slab(const uint8_t* p) {
@@ -33,9 +56,13 @@ EXO_INLINE Ops::Bytes decode_slab(const uint8_t* p) {
   };
   join(std::integral_constant<int, 1>{});
   join(std::integral_constant<int, 2>{});
-  if constexpr (C.bits < 8) value = Ops::and_mask(value, (1 << C.bits) - 1);
-  if constexpr (C.table != Table::kNone) value = Ops::entries(values_of(C.table), value);
-  return value;
+  if constexpr (C.permutes) {
+    return look_up<C>(value);
+  } else {
+    if constexpr (C.bits < 8) value = Ops::and_mask(value, (1 << C.bits) - 1);
+    if constexpr (C.table != Table::kNone) value = Ops::entries(values_of(C.table), value);
+    return value;
+  }
 }
 
 // Calls use(slab, Bytes[B]) for the 8 slabs of a unit (matrix.hpp) of B blocks, `apart` bytes from

@@ -361,7 +361,7 @@ void linear_super(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                         int64_t end, float* out, int64_t stride, Upcoming next) {
   if (w.is_super) return linear_super(w, x, rows, begin, end, out, stride, next);
-  with_coding(w.coding(), [&](auto coding) {
+  with_lookup(w.coding(), [&](auto coding) {
     if constexpr (may_have_offsets(coding.value)) {
       if (w.zero == 0) {
         return linear_coded<coding.value, Layout::kOffsets>(w, x, rows, begin, end, out, stride,

@@ -7,7 +7,8 @@
 //   vector.hpp. Where sums of 16 bits cost less: `products` of a slab, `add_products` of
 //   another of slabs_in_16_bits(bits) in all, `add_few` to a sum. With kTakes128 dot<8> takes 128
 //   from each weight. add_to_all: one integer, to every lane.
-//   entries(table, indices): of sixteen bytes those that are asked for.
+//   entries(table, indices): of sixteen bytes those that are asked for; permuted_entries: the same
+//   where only four bits of an index are to be looked at.
 //   add_group: the two fused steps that linear_blocks.hpp gives; add_scaled: the first of them.
 //   For super-blocks (linear_super.hpp) codes, small integers, are kept in an Int as it pleases:
 //   codes_i8, codes_u8: 16 bytes; codes_u4: four bits of each, from `shift` on. pair_codes puts two
