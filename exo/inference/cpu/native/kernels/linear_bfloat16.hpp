@@ -104,7 +104,7 @@ void bfloat16_tile(const uint8_t* p, int64_t apart, const int8_t* x, int64_t str
   typename Pairs::Sum y[B][M];
   for (int64_t k = 0; k < pairs; k++, p += 4 * kBlockRows, x += Pairs::kBytes) {
     for (int b = 0; b < B; b++) {
-      if constexpr (FETCHES) __builtin_prefetch(p + b * apart + kFetchedAhead);
+      if constexpr (FETCHES) prefetch<M, 1>(p + b * apart, false);
       const typename Pairs::Weights weights(p + b * apart);
       for (int m = 0; m < M; m++) y[b][m].add(weights, x + m * stride);
     }
@@ -163,8 +163,10 @@ void bfloat16_layer(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
   // Of one row several blocks keep enough sums in flight.
   constexpr int kOfOne = 4, M = Ops::kMaxRows, B = Ops::kTileBlocks;
   int64_t b = begin;
+  const bool fetches = kFetchesToSecond && !vendor.weights_pass_by;
   for (; rows == 1 && b + kOfOne <= end; b += kOfOne) {
-    bfloat16_block<Pairs, 1, kOfOne, false>(w, x, rows, b, true, out, stride);
+    fetches ? bfloat16_block<Pairs, 1, kOfOne, true>(w, x, rows, b, true, out, stride)
+            : bfloat16_block<Pairs, 1, kOfOne, false>(w, x, rows, b, true, out, stride);
   }
   for (; b + B <= end; b += B) {
     rows <= kRowsAtOnce

@@ -174,8 +174,9 @@ class PartSums {
 };
 
 // Fetches lines ahead in the stream of weights. Those that are read once, for one row or two: where
-// `vendor.weights_pass_by` past the shared cache, on other x86 processors to the second level.
-inline constexpr int64_t kFetchedAhead = 8192;  // bytes
+// `vendor.weights_pass_by` past the shared cache, on other x86 processors to the second level,
+// and from there to the first, whose buffers for lines under way are few, shortly before.
+inline constexpr int64_t kFetchedAhead = 8192, kFetchedSoon = 3072;  // bytes
 #ifdef __x86_64__
 inline constexpr bool kFetchesToSecond = true;
 #else
@@ -188,8 +189,11 @@ EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = vendor.weights_pass_by
     const uint8_t* at = p + kFetchedAhead + 64 * line;
     if (M <= 2 && pass_by) {
       __builtin_prefetch(at, 0, 0);
+    } else if (M <= 2 && kFetchesToSecond) {
+      __builtin_prefetch(at, 0, 2);
+      __builtin_prefetch(p + kFetchedSoon + 64 * line);
     } else {
-      __builtin_prefetch(at, 0, M <= 2 && kFetchesToSecond ? 2 : 3);
+      __builtin_prefetch(at);
     }
   }
 }

@@ -207,8 +207,11 @@ template <Coding C, Layout L>
 struct PairTiles {
   static constexpr int kRows = pair_rows<C, L>(), kBlocks = Ops::kTileBlocks;
   static constexpr PackedTile tile(int64_t rows) { return kPairTiles<C, L>[rows]; }
-  // Of one block that is left.
-  static constexpr PackedTile single() { return tile_from_packed<C, L, kRows, 1>(); }
+  // Of one block.
+  template <int M>
+  static constexpr PackedTile single() {
+    return tile_from_packed<C, L, M, 1>();
+  }
 };
 
 // Tiles of one block, for 1 to kRowsInTurn rows, of an even number.
@@ -225,7 +228,10 @@ template <Coding C>
 struct RowTiles {
   static constexpr int kRows = kRowsInTurn, kBlocks = 1;
   static constexpr PackedTile tile(int64_t rows) { return kRowTiles<C>[(rows + 1) / 2]; }
-  static constexpr PackedTile single() { return tile(kRows); }
+  template <int M>
+  static constexpr PackedTile single() {
+    return super_block_row_after_row<C, M>;
+  }
 };
 
 // Packed weights of a set of blocks: those of the next one, fetched meanwhile, stay in an L2 cache
@@ -251,7 +257,7 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
   }
   if (rows <= 2) {
     // What these wait for is memory, which gives one stream more than two.
-    const auto tile = rows == 1 ? tile_from_packed<C, L, 1, 1>() : tile_from_packed<C, L, 2, 1>();
+    const auto tile = rows == 1 ? Tiles::template single<1>() : Tiles::template single<2>();
     for (int64_t b = begin; b < end; b++) tile(w, x, lists, 0, rows, b, out, stride, {});
     return;
   }
@@ -274,7 +280,7 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
       for (; b + B <= last; b += B) {
         Tiles::tile(m)(w, x, fine, row, m, b, out, stride, fetching.take(steps));
       }
-      for (; b < last; b++) Tiles::single()(w, x, fine, row, m, b, out, stride, {});
+      for (; b < last; b++) Tiles::template single<M>()(w, x, fine, row, m, b, out, stride, {});
     }
   }
 }

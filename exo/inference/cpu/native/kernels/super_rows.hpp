@@ -71,12 +71,17 @@ __attribute__((noinline)) void add_row_after_row(const uint8_t* p, const SuperAc
                                                  Ahead ahead, Ops::Int* totals) {
   const SuperHeader<C> header(p);
   const SuperActivations rows = x;
+  if constexpr (M <= 2) prefetch<M, kSuperHeader / 64>(p);
   Ops::Int total[M];
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++) total[m] = Ops::zero_int();
 #pragma GCC unroll 1
   for (int u = 0; u < QuantizedSuper::kUnits; u++) {
-    ahead.fetch();
+    if constexpr (M <= 2) {
+      prefetch<M, C.bits>(p + kSuperHeader + 64 * C.bits * u);
+    } else {
+      ahead.fetch();
+    }
     const HeldUnit<C> unit(header, p + kSuperHeader, u);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
