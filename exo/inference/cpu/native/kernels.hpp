@@ -154,12 +154,12 @@ struct Vendor {
   // non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a
   // step takes a quarter less time. Intel's prefetchnta leaves out the second level and with it
   // what fetches ahead there: decoding takes twice as long (Sapphire Rapids). There prefetches to
-  // the second level are best: the first one's few buffers for lines under way are left to what is
-  // needed now.
+  // the second level are best, and shortly before to the first, whose buffers for lines under way
+  // are few.
   bool weights_pass_by;
 
-  // Shifts are done in units that do not multiply: AMD's have enough to do with dot products,
-  // Intel's two do everything.
+  // Shifts are done in units that do not multiply: AMD's have enough to do with dot products.
+  // Intel's two do everything, so the fewest operations of any kind are best (super_rows.hpp).
   bool shifts_aside;
 
   // AVX512-BF16's dot products are quicker than two fused steps of floats: AMD's, one of which
