@@ -33,6 +33,7 @@ struct SuperTraits {
 struct SuperOffsets {
   bool has_factor;
   int zero_shift;  // log2 of zero; -1: there is none
+  constexpr bool are_any() const { return has_factor || zero_shift >= 0; }
 };
 template <Coding C>
 constexpr SuperOffsets super_offsets() {
@@ -151,7 +152,7 @@ EXO_INLINE void finish_super(Ops::Float* y, const Ops::Int* total, const Quantiz
                              SuperOffsets offsets, bool begins) {
   Ops::Int offset[M];
   for (auto& sum : offset) sum = Ops::zero_int();
-  if (offsets.has_factor || offsets.zero_shift >= 0) {
+  if (offsets.are_any()) {
 #pragma GCC unroll 8
     for (int p = 0; p < 4 * HALVES; p++) {
       const Ops::Int pair = Ops::load_int(pairs + 64 * p);
@@ -337,7 +338,7 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const Fine
 #pragma GCC unroll 2
     for (int b = 0; b < B; b++) {
       const SuperHeader<C> own(header.header + b * apart);
-      if constexpr (kOffsets.has_factor || kOffsets.zero_shift >= 0) own.store_pairs(pairs);
+      if constexpr (kOffsets.are_any()) own.store_pairs(pairs);
       const Ops::Float d = own.d(), factor = own.factor();
       const auto finish = [&](const Ops::Int* sums, const SuperActivations& of, bool begins)
                               __attribute__((always_inline)) {

@@ -16,6 +16,7 @@ constexpr bool takes_row_after_row() {
   return C.table == Table::kNone && requires { O::add_products_of_16; };
 }
 inline constexpr int kRowsInTurn = most_rows(12);
+static_assert(kRowsInTurn <= kMostRows);
 
 // Bytes of activations are at most 127 from 0.
 template <Coding C>
@@ -118,7 +119,7 @@ __attribute__((noinline)) const FineGroup* add_fine_units(const uint8_t* p,
     }
     rows |= fine->rows;
   }
-  if constexpr (kLeft.has_factor || kLeft.zero_shift >= 0) header.store_pairs(pairs);
+  if constexpr (kLeft.are_any()) header.store_pairs(pairs);
   const Ops::Float d = header.d(), factor = header.factor();
   for (; rows != 0; rows &= rows - 1) {
     const int m = __builtin_ctz(rows);
@@ -147,7 +148,7 @@ void super_block_row_after_row(const Matrix& w, const QuantizedRows& x, const Fi
     Ops::Int totals[M];
     add_row_after_row<C, M>(p, coarse, ahead, totals);
     ahead.at += kUnits * 64 * ahead.lines;
-    if constexpr (kLeft.has_factor || kLeft.zero_shift >= 0) header.store_pairs(pairs);
+    if constexpr (kLeft.are_any()) header.store_pairs(pairs);
     finish_super<T::kHalves, M>(sums.now(), totals, coarse.x, supers, header.d(), header.factor(),
                                 pairs, kLeft, sums.begins());
     if (fine->index < (s + 1) * kUnits) {
