@@ -50,7 +50,8 @@ void pack_plain_block(const Matrix& m, const uint8_t* data, int64_t index) {
 template <typename Format>
 void pack_super_block(const Matrix& m, const uint8_t* data, int64_t index) {
   constexpr SuperForm form = super_form(coding_of<Format>());
-  constexpr int groups = kSuperCols / form.group;
+  constexpr int groups = kSuperCols / form.group, units = kSuperCols / kUnitCols;
+  constexpr int unit_bytes = kLine * Format::kBits;
   const int64_t supers = m.cols / kSuperCols;
   uint8_t* header = m.data.data() + index * m.block_bytes();
   const int count = static_cast<int>(std::min<int64_t>(kBlockRows, m.rows - index * kBlockRows));
@@ -60,18 +61,17 @@ void pack_super_block(const Matrix& m, const uint8_t* data, int64_t index) {
       uint8_t values[kSuperCols];
       SuperRow row;
       Format::unpack(first + (r * supers + s) * Format::kBytes, values, row);
-      for (int u = 0; u < kSuperCols / kUnitCols; u++) {
-        put_unit<Format::kBits>(header + kSuperHeader + u * kLine * Format::kBits, r,
-                                values + u * kUnitCols);
+      for (int u = 0; u < units; u++) {
+        put_unit<Format::kBits>(header + form.bytes() + u * unit_bytes, r, values + u * kUnitCols);
       }
       std::memcpy(header + 2 * r, &row.d, 2);
-      if (form.kind != SuperKind::kCodes) std::memcpy(header + 32 + 2 * r, &row.factor, 2);
-      for (int g = 0; g < groups; g++) {
-        header[form.codes_at + g * kBlockRows + r] = row.codes[g];
-        if (form.kind == SuperKind::kCodesAndMins) {
-          header[form.codes_at + (groups + g) * kBlockRows + r] = row.mins[g];
-        }
+      if (form.has_offsets()) std::memcpy(header + 32 + 2 * r, &row.factor, 2);
+      uint8_t* codes = header + form.codes_at();
+      if (form.kind == SuperKind::kSixBits) {
+        SixBits::put(codes, r, row.codes, row.mins);
+        continue;
       }
+      for (int g = 0; g < groups; g++) codes[g * kBlockRows + r] = row.codes[g];
     }
   }
 }

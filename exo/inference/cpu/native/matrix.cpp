@@ -198,7 +198,7 @@ const uint8_t* Matrix::unit(const uint8_t* block, int64_t column) const {
   if (!is_super) {
     return block + group_at(column / group) + column % group / kUnitCols * kLine * bits;
   }
-  return block + column / kSuperCols * super_bytes() + kSuperHeader +
+  return block + column / kSuperCols * super_bytes() + super_form(coding()).bytes() +
          column % kSuperCols / kUnitCols * kLine * bits;
 }
 
@@ -211,17 +211,19 @@ Matrix::RowScale Matrix::affine_scale(const uint8_t* block, int row, int64_t g) 
 
 Matrix::RowScale Matrix::super_scale(const uint8_t* block, int row, int64_t g) const {
   const int64_t per_super = kSuperCols / group;
-  const uint8_t* header = block + g / per_super * super_bytes();
   const SuperForm form = super_form(coding());
-  const uint8_t code = header[form.codes_at + g % per_super * kBlockRows + row];
+  const uint8_t* header = block + g / per_super * super_bytes();
+  const uint8_t* codes = header + form.codes_at();
+  const int in_super = static_cast<int>(g % per_super);
+  const uint8_t code = codes[in_super * kBlockRows + row];
   const float d = form.unit * to_float(header, DType::kFloat16, row);
   if (form.kind == SuperKind::kCodes) return {d * static_cast<int8_t>(code), 0.f, form.zero};
   const float negative = to_float(header + 32, DType::kFloat16, row);
   if (form.kind == SuperKind::kNibbles) {
     return {d * static_cast<float>(code & 15), negative * static_cast<float>(code >> 4), 0};
   }
-  const uint8_t min = header[form.codes_at + (per_super + g % per_super) * kBlockRows + row];
-  return {d * code, negative * min, 0};
+  return {d * static_cast<float>(SixBits::scale(codes, row, in_super)),
+          negative * static_cast<float>(SixBits::offset(codes, row, in_super)), 0};
 }
 
 void Matrix::read_row(int64_t row, float* out) const {

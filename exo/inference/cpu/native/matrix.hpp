@@ -9,13 +9,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "coding.hpp"
+#include "super_form.hpp"
+
 namespace exo {
 
-inline constexpr int kBlockRows = 16;  // output features interleaved, one lane each
-inline constexpr int kUnitCols = 32;   // input features decoded together
-inline constexpr int kSuperCols = 256;
 inline constexpr int kMostParts = 8;
-inline constexpr int kSuperHeader = 320;  // bytes; whole lines, so that what follows is aligned
 
 // kFloat8: E4M3 of the OCP 8-bit Floating Point Specification, without its NaN. kFloat4: E2M1 of
 // the OCP Microscaling Formats.
@@ -30,126 +29,7 @@ inline constexpr int kFloat4Cols = 16;  // columns that share a scale
 inline constexpr int64_t kFloat4Values = kFloat4Cols * kBlockRows / 2;  // bytes
 inline constexpr int64_t kFloat4Group = kFloat4Values + kBlockRows;
 
-// What a stored value stands for: itself, or an entry of a table.
-enum class Table : uint8_t { kNone, kIq4, kE2m1, kIq3, kIq3s, kIq2, kIq1 };
-
-// IQ4_NL's values plus 128: kvalues_iq4nl in ggml-common.h.
-alignas(16) inline constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                                       129, 141, 153, 166, 181, 197, 217, 241};
-// E2M1's values, doubled so that they are whole, plus 16: OCP Microscaling Formats, 5.3.3.
-alignas(16) inline constexpr uint8_t kE2m1Values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
-                                                        16, 15, 14, 13, 12, 10, 8,  4};
-
-inline constexpr int kE2m1Zero = 16;
-
-// What the codebooks of GGUF's IQ formats consist of (iq3xxs_grid and so on in ggml-common.h): one
-// of these, or its negative where bit 3 is set; plus 64 (IQ3_XXS, IQ2), plus 16 (IQ3_S). IQ1's are
-// -1, 0, 1 with an eighth more, or less, eight times that plus 16.
-alignas(16) inline constexpr uint8_t kIq3Values[16] = {68, 76, 84, 92, 100, 108, 116, 126,
-                                                       60, 52, 44, 36, 28,  20,  12,  2};
-alignas(16) inline constexpr uint8_t kIq3sValues[16] = {17, 19, 21, 23, 25, 27, 29, 31,
-                                                        15, 13, 11, 9,  7,  5,  3,  1};
-alignas(16) inline constexpr uint8_t kIq2Values[16] = {72, 89, 107, 64, 64, 64, 64, 64,
-                                                       56, 39, 21,  64, 64, 64, 64, 64};
-alignas(16) inline constexpr uint8_t kIq1Values[16] = {9, 17, 25, 16, 16, 16, 16, 16,
-                                                       7, 15, 23, 16, 16, 16, 16, 16};
-
-constexpr const uint8_t* values_of(Table table) {
-  switch (table) {
-    case Table::kIq4:
-      return kIq4Values;
-    case Table::kIq3:
-      return kIq3Values;
-    case Table::kIq3s:
-      return kIq3sValues;
-    case Table::kIq2:
-      return kIq2Values;
-    case Table::kIq1:
-      return kIq1Values;
-    default:
-      return kE2m1Values;
-  }
-}
-
-// How values are stored: a template argument of the kernels. And whether entries of the table are
-// looked up by an instruction that takes six bits of a byte and leaves the others.
-struct Coding {
-  int bits;
-  Table table = Table::kNone;
-  bool permutes = false;
-};
-
-// Not here: every instruction set's file would have the text's functions, compiled for it, and the
-// linker might take these.
-[[noreturn]] void throw_bits(int bits);
-
-// Calls use with the number of bits as a constant.
-template <typename Use>
-void with_bits(int bits, const Use& use) {
-  switch (bits) {
-    case 2:
-      return use(std::integral_constant<int, 2>{});
-    case 3:
-      return use(std::integral_constant<int, 3>{});
-    case 4:
-      return use(std::integral_constant<int, 4>{});
-    case 5:
-      return use(std::integral_constant<int, 5>{});
-    case 6:
-      return use(std::integral_constant<int, 6>{});
-    case 8:
-      return use(std::integral_constant<int, 8>{});
-    default:
-      throw_bits(bits);
-  }
-}
-
-// The same with a coding.
-template <typename Use>
-void with_coding(Coding coding, const Use& use) {
-  switch (coding.table) {
-    case Table::kIq4:
-      return use(std::integral_constant<Coding, Coding{4, Table::kIq4}>{});
-    case Table::kE2m1:
-      return use(std::integral_constant<Coding, Coding{4, Table::kE2m1}>{});
-    case Table::kIq3:
-      return use(std::integral_constant<Coding, Coding{4, Table::kIq3}>{});
-    case Table::kIq3s:
-      return use(std::integral_constant<Coding, Coding{4, Table::kIq3s}>{});
-    case Table::kIq2:
-      return use(std::integral_constant<Coding, Coding{4, Table::kIq2}>{});
-    case Table::kIq1:
-      return use(std::integral_constant<Coding, Coding{4, Table::kIq1}>{});
-    case Table::kNone:
-      return with_bits(coding.bits, [&](auto bits) {
-        use(std::integral_constant<Coding, Coding{bits.value}>{});
-      });
-  }
-}
-
-// Whether there are matrices of a coding in super-blocks, or in groups by themselves: kernels for
-// what there is not would only take time to compile.
-constexpr bool may_be_super(Coding coding) {
-  return coding.table == Table::kNone ? coding.bits != 8 : coding.table != Table::kE2m1;
-}
-// Of those by themselves: whether groups may have offsets, and 2^which their values' zero is where
-// they have none (below 0: there are no such matrices).
-constexpr bool may_have_offsets(Coding coding) { return coding.table == Table::kNone; }
-constexpr int zero_shift(Coding coding) {
-  switch (coding.table) {
-    case Table::kIq4:
-      return 7;
-    case Table::kE2m1:
-      return 4;
-    case Table::kNone:
-      return coding.bits == 4 ? 3 : coding.bits == 5 ? 4 : coding.bits == 8 ? 7 : -1;
-    default:
-      return -1;
-  }
-}
-static_assert(kE2m1Zero == 1 << zero_shift({4, Table::kE2m1}));
-
-// The same with the type of dense values.
+// Calls use with the type of dense values as a constant.
 template <typename Use>
 void with_dtype(DType dtype, const Use& use) {
   switch (dtype) {
@@ -189,47 +69,6 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
-// How a super-block says its groups' scales and offsets, which its coding tells:
-//   kCodes: int8 code; no offset, values stand for q - zero;
-//   kCodesAndMins: uint8 code, uint8 code of the offset;
-//   kNibbles: both in one byte, the scale's below.
-enum class SuperKind : uint8_t { kCodes, kCodesAndMins, kNibbles };
-
-struct SuperForm {
-  SuperKind kind;
-  int group;
-  int zero;
-  int codes_at;  // bytes from the header's start
-  float unit = 1.f;
-};
-
-constexpr SuperForm super_form(Coding coding) {
-  switch (coding.table) {
-    case Table::kIq4:
-      return {SuperKind::kCodes, 32, 128, 32};
-    case Table::kIq3:
-      return {SuperKind::kCodes, 32, 64, 32, 0.25f};
-    case Table::kIq3s:
-      return {SuperKind::kCodes, 32, 16, 32};
-    case Table::kIq2:
-      return {SuperKind::kCodes, 16, 64, 32, 0.125f};
-    case Table::kIq1:
-      return {SuperKind::kCodes, 16, 16, 32, 0.125f};
-    default:
-      break;
-  }
-  switch (coding.bits) {
-    case 2:
-      return {SuperKind::kNibbles, 16, 0, 64};
-    case 3:
-      return {SuperKind::kCodes, 16, 4, 32};
-    case 6:
-      return {SuperKind::kCodes, 16, 32, 32};
-    default:
-      return {SuperKind::kCodesAndMins, 32, 0, 64};
-  }
-}
-
 // A [rows, cols] matrix W; a linear layer computes y = W x + bias.
 //
 // Rows are taken in blocks of 16, the last one padded with zeros. Within a block memory runs in the
@@ -250,11 +89,11 @@ constexpr SuperForm super_form(Coding coding) {
 //
 // Super (the K formats of GGUF, bits 2, 3, 4, 5 or 6, and its IQ formats; groups of 16 or 32
 // columns whose scale is a small integer times the float16 of their 256): a block is its
-// super-blocks of 256 columns one after the other; a super-block is a header of 320 bytes, then its
-// 8 units. The header:
+// super-blocks of 256 columns one after the other; a super-block is a header, then its 8 units. The
+// header, up to a whole line:
 //   16 float16 d; where there are offsets, 16 float16 of their factor;
-//   a line of 16 bytes for each group: its codes; where offsets have codes of their own, as many
-//   lines again. super_form() says which. w = unit * d * code * (q - zero) + factor * offset code.
+//   16 bytes for each group, its codes; or SixBits.
+// super_form() says which. w = unit * d * code * (q - zero) + factor * offset code.
 //
 // Dense: a block is [cols][16] values of `dtype`, of kBFloat16 [cols / 2][16][2]; of kFloat8, then
 // 16 float32 scales for each group of columns, the last of which may be shorter. w = scale * value,
@@ -301,7 +140,9 @@ struct Matrix {
     if (zero == 0) return group_at(index) + values;
     return group_at(index / 2 * 2) + 2 * values + index % 2 * scales;
   }
-  int64_t super_bytes() const { return kSuperHeader + kSuperCols * kBlockRows * bits / 8; }
+  int64_t super_bytes() const {
+    return super_form(coding()).bytes() + kSuperCols * kBlockRows * bits / 8;
+  }
   int64_t block_bytes() const {
     if (is_super) return cols / kSuperCols * super_bytes();
     if (is_quantized()) return group_at(zero == 0 ? groups() : (groups() + 1) / 2 * 2);

@@ -178,9 +178,10 @@ EXO_INLINE void finish_super(Ops::Float* y, const Ops::Int* total, const Quantiz
 template <Coding C>
 struct SuperHeader {
   using T = SuperTraits<C>;
+  static constexpr SuperKind kKind = T::kForm.kind;
   const uint8_t *header, *codes;
 
-  EXO_INLINE explicit SuperHeader(const uint8_t* p) : header(p), codes(p + T::kForm.codes_at) {}
+  EXO_INLINE explicit SuperHeader(const uint8_t* p) : header(p), codes(p + T::kForm.codes_at()) {}
 
   EXO_INLINE Ops::Float d() const {
     const Ops::Float stored = Ops::from_f16(reinterpret_cast<const uint16_t*>(header));
@@ -193,37 +194,53 @@ struct SuperHeader {
   }
   EXO_INLINE Ops::Int code(int group) const {
     const uint8_t* at = codes + kBlockRows * group;
-    if constexpr (T::kForm.kind == SuperKind::kCodes) return Ops::codes_i8(at);
-    if constexpr (T::kForm.kind == SuperKind::kNibbles) return Ops::codes_u4(at, 0);
-    return Ops::codes_u8(at);
+    if constexpr (kKind == SuperKind::kCodes) return Ops::codes_i8(at);
+    if constexpr (kKind == SuperKind::kNibbles) return Ops::codes_u4(at, 0);
+    return Ops::codes_u6(codes + SixBits::line(group), group % 4);
   }
   EXO_INLINE void store_pairs(uint8_t* pairs) const {
 #pragma GCC unroll 8
-    for (int p = 0; p < T::kPairs; p++) {
-      Ops::store_int(pairs + 64 * p, Ops::pair_codes(offset_code(2 * p), offset_code(2 * p + 1)));
-    }
+    for (int p = 0; p < T::kPairs; p++) Ops::store_int(pairs + 64 * p, pair_of_offsets(p));
   }
 
   // The same of one output.
   EXO_INLINE int code_of(int group, int lane) const {
+    if constexpr (kKind == SuperKind::kSixBits) return SixBits::scale(codes, lane, group);
     const uint8_t byte = codes[kBlockRows * group + lane];
-    if constexpr (T::kForm.kind == SuperKind::kCodes) return static_cast<int8_t>(byte);
-    return T::kForm.kind == SuperKind::kNibbles ? byte & 15 : byte;
+    return kKind == SuperKind::kNibbles ? byte & 15 : static_cast<int8_t>(byte);
   }
   EXO_INLINE int min_of(int group, int lane) const {
-    if constexpr (T::kForm.kind == SuperKind::kNibbles) {
-      return codes[kBlockRows * group + lane] >> 4;
-    }
-    return codes[kBlockRows * (T::kGroups + group) + lane];
+    if constexpr (kKind == SuperKind::kSixBits) return SixBits::offset(codes, lane, group);
+    return codes[kBlockRows * group + lane] >> 4;
   }
 
  private:
-  EXO_INLINE Ops::Int offset_code(int group) const {
-    const uint8_t* at = codes + kBlockRows * group;
-    if constexpr (T::kForm.kind == SuperKind::kCodes) return Ops::codes_i8(at);
-    if constexpr (T::kForm.kind == SuperKind::kNibbles) return Ops::codes_u4(at, 4);
-    return Ops::codes_u8(at + kBlockRows * T::kGroups);
+  // Of groups 2p and 2p + 1.
+  EXO_INLINE Ops::Int pair_of_offsets(int p) const {
+    if constexpr (kKind == SuperKind::kSixBits) {
+      const uint8_t* high = codes + SixBits::line(2 * p);
+      return Ops::add_int(
+          Ops::bits_of(codes + SixBits::kLowLine, SixBits::low_shift(p), SixBits::kLow),
+          Ops::bits_of(high, SixBits::high_shift(p), SixBits::kHigh));
+    }
+    const auto code = [&](int group) __attribute__((always_inline)) {
+      const uint8_t* at = codes + kBlockRows * group;
+      return kKind == SuperKind::kCodes ? Ops::codes_i8(at) : Ops::codes_u4(at, 4);
+    };
+    return Ops::pair_codes(code(2 * p), code(2 * p + 1));
   }
+};
+
+// One super-block of packed weights.
+template <Coding C>
+struct SuperAt {
+  static constexpr int kUnitBytes = 64 * C.bits, kHeaderBytes = super_form(C).bytes();
+  static constexpr int kBytes = kHeaderBytes + QuantizedSuper::kUnits * kUnitBytes;
+  static constexpr int kHeaderLines = kHeaderBytes / 64;
+  const uint8_t* header;
+
+  EXO_INLINE const uint8_t* unit(int u) const { return header + kHeaderBytes + kUnitBytes * u; }
+  EXO_INLINE void next() { header += kBytes; }
 };
 
 // The first row's super-block of one part of the activations; the next row's comes `supers` later.
@@ -266,7 +283,6 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
       sums[n].begin_less(x[n]->x, x[n]->supers, u, super_offsets<C>().zero_shift);
     }
   }
-  if constexpr (B == 1) prefetch<M, C.bits>(p);
   decode_units<C, B>(
       p, apart, [&](int slab, const Ops::Bytes(&weights)[B]) __attribute__((always_inline)) {
         for (int n = 0; n < N; n++) {
@@ -301,22 +317,25 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const Fine
   constexpr bool kOne = M * B == 1;  // whose weights are decoded once for both parts
   constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
   alignas(64) uint8_t pairs[64 * T::kPairs];
-  const uint8_t* p = w.block(block);
   const int64_t supers = w.cols / kSuperCols, apart = w.block_bytes();
+  SuperAt<C> at{w.block(block)};
   PartSums<B * M> sums(w.parts, supers);
-  for (int64_t s = 0; s < supers; s++, sums.next()) {
-    if constexpr (B == 1) prefetch<M, kSuperHeader / 64>(p);
-    const SuperHeader<C> header(p);
+  for (int64_t s = 0; s < supers; s++, sums.next(), at.next()) {
+    if constexpr (B == 1) prefetch<M, at.kHeaderLines>(at.header);
+    const SuperHeader<C> header(at.header);
     const SuperActivations coarse(x, x.coarse, row, s), left(x, x.fine, row, s);
     Ops::Int total[B * M], of_left[B * M];
     for (auto& sum : total) sum = Ops::zero_int();
     for (auto& sum : of_left) sum = Ops::zero_int();
-    p += kSuperHeader;
-    const uint8_t* units = p;
     const int64_t end = (s + 1) * kUnits;
     const bool some_fine = fine->index < end;
-    for (int u = 0; u < kUnits; u++, p += 64 * C.bits) {
-      if constexpr (B > 1) ahead.fetch();
+    for (int u = 0; u < kUnits; u++) {
+      const uint8_t* p = at.unit(u);
+      if constexpr (B > 1) {
+        ahead.fetch();
+      } else {
+        prefetch<M, C.bits>(p);
+      }
       if (kOne && s * kUnits + u == fine->index) {
         add_packed_unit<C, M, 2, B>(p, header, apart, u, {&coarse, &left}, {total, of_left});
         fine++;
@@ -326,7 +345,7 @@ void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const Fine
     }
     for (; !kOne && fine->index < end; fine++) {
       const int u = fine->index % kUnits;
-      const uint8_t* unit = units + 64 * C.bits * u;
+      const uint8_t* unit = at.unit(u);
       with_fine_rows<M, B>(
           *fine, of_left,
           [&](auto some, int first, int distance, Ops::Int* of) __attribute__((always_inline)) {

@@ -86,6 +86,21 @@ struct Ops {
     const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
     return twice(_mm_and_si128(_mm_srli_epi16(line, shift), _mm_set1_epi8(15)));
   }
+  static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
+    const __m128i count = _mm_cvtsi32_si128(8 * byte);
+    const auto* at = reinterpret_cast<const __m256i*>(words);
+    const auto twice = [&](__m256i word) __attribute__((always_inline)) {
+      word = _mm256_and_si256(_mm256_srl_epi32(word, count), _mm256_set1_epi32(63));
+      return _mm256_or_si256(word, _mm256_slli_epi32(word, 16));
+    };
+    return {twice(_mm256_load_si256(at)), twice(_mm256_load_si256(at + 1))};
+  }
+  static EXO_INLINE Int bits_of(const uint8_t* words, int shift, int mask) {
+    const auto* at = reinterpret_cast<const __m256i*>(words);
+    const __m256i wanted = _mm256_set1_epi32(mask);
+    return {_mm256_and_si256(_mm256_srli_epi32(_mm256_load_si256(at), shift), wanted),
+            _mm256_and_si256(_mm256_srli_epi32(_mm256_load_si256(at + 1), shift), wanted)};
+  }
   static EXO_INLINE Int pair_codes(Int a, Int b) {
     return {_mm256_blend_epi16(a.v[0], b.v[0], 0xaa), _mm256_blend_epi16(a.v[1], b.v[1], 0xaa)};
   }

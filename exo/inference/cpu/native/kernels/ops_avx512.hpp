@@ -71,6 +71,15 @@ struct Ops {
     return _mm512_and_si512(_mm512_srli_epi32(codes_u8(p), static_cast<unsigned>(shift)),
                             _mm512_set1_epi32(15));
   }
+  static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
+    static constexpr int32_t kShifts[4] = {0, 8, 16, 24};
+    const Int shifted = _mm512_srlv_epi32(load_int(words), _mm512_set1_epi32(kShifts[byte]));
+    return _mm512_and_si512(shifted, _mm512_set1_epi32(63));
+  }
+  static EXO_INLINE Int bits_of(const uint8_t* words, int shift, int mask) {
+    const Int shifted = _mm512_srli_epi32(load_int(words), static_cast<unsigned>(shift));
+    return _mm512_and_si512(shifted, _mm512_set1_epi32(mask));
+  }
   static EXO_INLINE Int pair_codes(Int a, Int b) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
   }

@@ -86,6 +86,18 @@ struct Ops {
     const int8x16_t right = vdupq_n_s8(static_cast<int8_t>(-shift));
     return wide(vandq_u8(vshlq_u8(vld1q_u8(p), right), vdupq_n_u8(15)));
   }
+  static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
+    return bits_of(words, 8 * byte, 63);
+  }
+  static EXO_INLINE Int bits_of(const uint8_t* words, int shift, int mask) {
+    const int32x4_t right = vdupq_n_s32(-shift);
+    Int bits;
+    for (int i = 0; i < 4; i++) {
+      const uint32x4_t word = vreinterpretq_u32_u8(vld1q_u8(words + 16 * i));
+      bits.v[i] = vandq_s32(vreinterpretq_s32_u32(vshlq_u32(word, right)), vdupq_n_s32(mask));
+    }
+    return bits;
+  }
   static EXO_INLINE Int pair_codes(Int a, Int b) {
     for (int i = 0; i < 4; i++) a.v[i] = vsliq_n_s32(a.v[i], b.v[i], 16);
     return a;

@@ -11,8 +11,9 @@
 //   where only four bits of an index are to be looked at.
 //   add_group: the two fused steps that linear_blocks.hpp gives; add_scaled: the first of them.
 //   For super-blocks (linear_super.hpp) codes, small integers, are kept in an Int as it pleases:
-//   codes_i8, codes_u8: 16 bytes; codes_u4: four bits of each, from `shift` on. pair_codes puts two
-//   into the halves of a lane, and add_pairs adds the products with two integers of 16 bits.
+//   codes_i8, codes_u8: 16 bytes; codes_u4: four bits of each, from `shift` on; codes_u6: the lower
+//   six bits of byte `byte` of 16 words. pair_codes puts two into the halves of a lane, and
+//   add_pairs adds the products with two integers of 16 bits. bits_of: those of 16 words.
 //   add_times(sum, a, times(codes, by)): sum + a * codes * by. With slabs_in_16_bits, instead:
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
 //   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count),
@@ -98,6 +99,16 @@ struct Ops {
     Int codes;
     for (int i = 0; i < 16; i++) codes.v[i] = p[i] >> shift & 15;
     return codes;
+  }
+  static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
+    Int codes;
+    for (int i = 0; i < 16; i++) codes.v[i] = words[4 * i + byte] & 63;
+    return codes;
+  }
+  static EXO_INLINE Int bits_of(const uint8_t* words, int shift, int mask) {
+    Int bits = read<Int>(words);
+    for (auto& lane : bits.v) lane = lane >> shift & mask;
+    return bits;
   }
   static EXO_INLINE Int pair_codes(Int a, const Int& b) {
     for (int i = 0; i < 16; i++) {

@@ -20,31 +20,28 @@ struct SuperScales {
   EXO_INLINE uint8_t* pairs() const { return code(kGroups); }
 };
 
-// One super-block at `p`; returns the next one's place.
 template <Coding C>
-EXO_INLINE const uint8_t* decode_super(const uint8_t* p, uint8_t* slabs,
-                                       SuperScales<SuperTraits<C>::kHalves> out) {
-  const SuperHeader<C> header(p);
+EXO_INLINE void decode_super(const SuperAt<C>& at, uint8_t* slabs,
+                             SuperScales<SuperTraits<C>::kHalves> out) {
+  const SuperHeader<C> header(at.header);
   Ops::store(out.d(), header.d());
   Ops::store(out.factor(), header.factor());
   for (int g = 0; g < out.kGroups; g++) Ops::store_int(out.code(g), header.code(g));
   header.store_pairs(out.pairs());
-  p += kSuperHeader;
-  for (int u = 0; u < kSuperCols / kUnitCols; u++, p += 64 * C.bits, slabs += 512) {
-    decode_unit<C>(p, [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
+  for (int u = 0; u < QuantizedSuper::kUnits; u++, slabs += 512) {
+    decode_unit<C>(at.unit(u), [&](int slab, Ops::Bytes weights) __attribute__((always_inline)) {
       Ops::store_bytes(slabs + 64 * slab, weights);
     });
   }
-  return p;
 }
 
 template <Coding C>
 void decode_super_block(const Matrix& w, int64_t block, const Panel& panel) {
   using Scales = SuperScales<SuperTraits<C>::kHalves>;
-  const uint8_t* p = w.block(block);
+  SuperAt<C> at{w.block(block)};
   Scales scales{reinterpret_cast<uint8_t*>(panel.scales)};
-  for (int64_t s = 0; s < w.cols / kSuperCols; s++, scales.at += Scales::kBytes) {
-    p = decode_super<C>(p, panel.slabs + s * kSuperCols * kBlockRows, scales);
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++, at.next(), scales.at += Scales::kBytes) {
+    decode_super<C>(at, panel.slabs + s * kSuperCols * kBlockRows, scales);
   }
 }
 
@@ -54,11 +51,11 @@ void decode_super_to_groups(const Matrix& w, int64_t block, const Panel& panel) 
   using T = SuperTraits<C>;
   alignas(64) uint8_t memory[SuperScales<T::kHalves>::kBytes];
   const SuperScales<T::kHalves> decoded{memory};
-  const uint8_t* p = w.block(block);
+  SuperAt<C> at{w.block(block)};
   float* scales = panel.scales;
-  for (int64_t s = 0; s < w.cols / kSuperCols; s++) {
-    const SuperHeader<C> header(p);
-    p = decode_super<C>(p, panel.slabs + s * kSuperCols * kBlockRows, decoded);
+  for (int64_t s = 0; s < w.cols / kSuperCols; s++, at.next()) {
+    const SuperHeader<C> header(at.header);
+    decode_super<C>(at, panel.slabs + s * kSuperCols * kBlockRows, decoded);
     for (int g = 0; g < T::kGroups; g++, scales += 2 * kBlockRows) {
       for (int lane = 0; lane < kBlockRows; lane++) {
         const float scale = decoded.d()[lane] * static_cast<float>(header.code_of(g, lane));
@@ -184,10 +181,11 @@ void super_block_for_few(const Matrix& w, const QuantizedRows& x, const FineGrou
   const auto size_of = [&](int64_t t) {
     return rows - t * kRows < kRows ? rows - t * kRows : kRows;
   };
-  const uint8_t* p = w.block(block);
+  SuperAt<C> at{w.block(block)};
   for (int64_t s = 0; s < supers; s++) {
-    p = decode_super<C>(p, slabs, {memory});
-    Ahead ahead{p, C.bits + 1};
+    decode_super<C>(at, slabs, {memory});
+    at.next();
+    Ahead ahead{at.header, C.bits + 1};
     const int64_t part = s * w.parts / supers;
     for (int64_t t = 0; t < tiles; t++, ahead = {}) {
       left[t] = AddParts<C>::kTiles[size_of(t)]({slabs, {memory}}, x, left[t], first + t * kRows, s,

@@ -39,13 +39,15 @@ struct HeldUnit {
   typename O::Bytes slabs[kSlabs];
   typename O::Int codes[kHalves];
 
-  EXO_INLINE HeldUnit(const SuperHeader<C>& header, const uint8_t* units, int u) {
+  EXO_INLINE HeldUnit(const SuperAt<C>& at, int u) {
+    const SuperHeader<C> header(at.header);
     for (int h = 0; h < kHalves; h++) {
-      codes[h] = O::lower_16(header.code(u * kHalves + h));
+      codes[h] = header.code(u * kHalves + h);
+      if constexpr (header.kKind == SuperKind::kCodes) codes[h] = O::lower_16(codes[h]);
     }
     const auto hold = [&](int slab, typename O::Bytes weights)
                           __attribute__((always_inline)) { slabs[slab] = weights; };
-    decode_unit<C>(units + 64 * C.bits * u, hold);
+    decode_unit<C>(at.unit(u), hold);
   }
 
   // Adds one row's products, of its values for this unit, `u` of its super-block.
@@ -68,22 +70,22 @@ struct HeldUnit {
 // The totals of M rows over one super-block. By itself, as gcc 12 finds registers for all of it
 // only then.
 template <Coding C, int M>
-__attribute__((noinline)) void add_row_after_row(const uint8_t* p, const SuperActivations& x,
+__attribute__((noinline)) void add_row_after_row(const SuperAt<C>& at, const SuperActivations& x,
                                                  Ahead ahead, Ops::Int* totals) {
-  const SuperHeader<C> header(p);
+  const SuperAt<C> super = at;
   const SuperActivations rows = x;
-  if constexpr (M <= 2) prefetch<M, kSuperHeader / 64>(p);
+  if constexpr (M <= 2) prefetch<M, at.kHeaderLines>(super.header);
   Ops::Int total[M];
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++) total[m] = Ops::zero_int();
 #pragma GCC unroll 1
   for (int u = 0; u < QuantizedSuper::kUnits; u++) {
     if constexpr (M <= 2) {
-      prefetch<M, C.bits>(p + kSuperHeader + 64 * C.bits * u);
+      prefetch<M, C.bits>(super.unit(u));
     } else {
       ahead.fetch();
     }
-    const HeldUnit<C> unit(header, p + kSuperHeader, u);
+    const HeldUnit<C> unit(super, u);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
       unit.add_to(total[m], rows.values + m * rows.stride + u * kUnitCols, rows.x[m * rows.supers],
@@ -97,19 +99,19 @@ __attribute__((noinline)) void add_row_after_row(const uint8_t* p, const SuperAc
 // Adds what is left over of those units of super-block `super` that are fine to the rows y; returns
 // the next one's.
 template <Coding C>
-__attribute__((noinline)) const FineGroup* add_fine_units(const uint8_t* p,
+__attribute__((noinline)) const FineGroup* add_fine_units(const SuperAt<C>& at,
                                                           const SuperActivations& x,
                                                           const FineGroup* fine, int64_t super,
                                                           Ops::Float* y) {
   using T = SuperTraits<C>;
   constexpr int kUnits = QuantizedSuper::kUnits;
   constexpr SuperOffsets kLeft = SlabsIn16Bits<C>::kLeft;
-  const SuperHeader<C> header(p);
+  const SuperHeader<C> header(at.header);
   alignas(64) uint8_t totals[64 * kMostRows], pairs[64 * T::kPairs];
   uint32_t rows = 0;  // that have a total
   for (; fine->index < (super + 1) * kUnits; fine++) {
     const int u = fine->index % kUnits;
-    const HeldUnit<C> unit(header, p + kSuperHeader, u);
+    const HeldUnit<C> unit(at, u);
     for (uint32_t left = fine->rows; left != 0; left &= left - 1) {
       const int m = __builtin_ctz(left);
       Ops::Int total = Ops::zero_int();
@@ -139,21 +141,21 @@ void super_block_row_after_row(const Matrix& w, const QuantizedRows& x, const Fi
   constexpr int kUnits = QuantizedSuper::kUnits;
   constexpr SuperOffsets kLeft = SlabsIn16Bits<C>::kLeft;
   alignas(64) uint8_t pairs[64 * T::kPairs];
-  const uint8_t* p = w.block(block);
   const int64_t supers = w.cols / kSuperCols;
+  SuperAt<C> at{w.block(block)};
   PartSums<M> sums(w.parts, supers);
-  for (int64_t s = 0; s < supers; s++, sums.next(), p += w.super_bytes()) {
-    const SuperHeader<C> header(p);
+  for (int64_t s = 0; s < supers; s++, sums.next(), at.next()) {
+    const SuperHeader<C> header(at.header);
     const SuperActivations coarse(x, x.coarse, row, s);
     Ops::Int totals[M];
-    add_row_after_row<C, M>(p, coarse, ahead, totals);
+    add_row_after_row<C, M>(at, coarse, ahead, totals);
     ahead.at += kUnits * 64 * ahead.lines;
     if constexpr (kLeft.are_any()) header.store_pairs(pairs);
     finish_super<T::kHalves, M>(sums.now(), totals, coarse.x, supers, header.d(), header.factor(),
                                 pairs, kLeft, sums.begins());
     if (fine->index < (s + 1) * kUnits) {
       const SuperActivations left(x, x.fine, row, s);
-      fine = add_fine_units<C>(p, left, fine, s, sums.now());
+      fine = add_fine_units<C>(at, left, fine, s, sums.now());
     }
   }
   for (int m = 0; m < rows; m++) finish(w, block, sums.total(m), out + (row + m) * stride);
