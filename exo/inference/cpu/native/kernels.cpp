@@ -1,5 +1,6 @@
 #include "kernels.hpp"
 
+#include <chrono>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -154,7 +155,8 @@ Vendor vendor_of(const std::string& name) {
     throw std::runtime_error("EXO_CPU_VENDOR=" + name + " is unknown; expected amd or intel");
   }
   const bool amd = name.empty() ? is_amd() : name == "amd";
-  return {amd, amd, amd && has_bfloat16_dots(), !amd && has_vbmi()};
+  const bool vbmi = has_vbmi();
+  return {amd, amd, amd && has_bfloat16_dots(), !amd && vbmi, vbmi, !name.empty()};
 }
 
 // What an environment variable says, or "".
@@ -213,6 +215,11 @@ const KernelTable*& chosen() {
 }  // namespace
 
 Vendor vendor = vendor_of("");
+
+int64_t nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 const KernelTable& kernels() { return *chosen(); }
 

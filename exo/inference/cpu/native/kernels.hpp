@@ -148,7 +148,10 @@ struct Partial {
   float sum;
 };
 
-// What is quicker on one vendor's x86 processors than on another's. Results are the same.
+// What is quicker on one vendor's x86 processors than on another's. Results are the same. Of
+// processors nobody measured, those the next year brings too, these are guesses: so where kernels
+// have two ways they try both before they settle (kernels/quicker.hpp), unless EXO_CPU_VENDOR
+// `is_told`.
 struct Vendor {
   // Weights that are read once a step, as those of one or two rows are, are prefetched
   // non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a
@@ -167,11 +170,17 @@ struct Vendor {
   // (Emerald Rapids).
   bool uses_bfloat16_dots;
 
-  // Entries of a table are looked up by AVX512-VBMI's instruction, which needs no mask of the
-  // indices: in Intel's units that is an operation less of those that multiply.
+  // Entries of a table are looked up by AVX512-VBMI's instruction, where `has_vbmi`, which
+  // needs no mask of the indices: in Intel's units that is an operation less of those that
+  // multiply.
   bool permutes_bytes;
+
+  bool has_vbmi, is_told;
 };
 extern Vendor vendor;
+
+// Of a clock that only goes on.
+int64_t nanoseconds();
 
 // A recurrent state: float32 in blocks of kStateLanes rows, [keys][kStateLanes], so that a row's
 // sums stay in one lane. The last block's rows that do not exist are zeros.

@@ -263,6 +263,24 @@ void check_formats() {
     if (std::string(format.name) == "Q4_K") check_linear(random_ggml(format, 18, 1024), "4 parts");
   }
 }
+
+// Of two ways to the same results either may be found the quicker one.
+void check_quicker() {
+  exo::thread_pool().set_threads(1);  // which is given all blocks at once
+  for (const GgmlFormat& format : exo::ggml_formats()) {
+    if (format.name != "Q6_K" && format.name != "IQ4_XS" && format.name != "MXFP4") continue;
+    const MatrixPtr w = random_ggml(format, 64, 512);
+    const auto x = random_floats(size_t{30} * 512);
+    std::vector<float> found[3];
+    const char* const vendors[3] = {"amd", "intel", ""};
+    for (int i = 0; i < 3; i++) {
+      exo::choose_vendor(vendors[i]);
+      found[i] = apply(*w, x, 30, false);
+    }
+    expect(found[0] == found[1] && found[1] == found[2], "either way, " + format.name);
+  }
+}
+
 }  // namespace
 
 }  // namespace exo::check
@@ -297,6 +315,7 @@ int main() {
   for (const std::string& isa : exo::runnable_kernels()) {
     const auto found = digest_of(isa, "amd");
     expect(digest_of(isa, "intel") == found, isa + " as on either vendor's processors");
+    check_quicker();
     std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(found));
   }
   return 0;

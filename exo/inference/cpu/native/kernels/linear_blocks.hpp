@@ -20,20 +20,11 @@ EXO_INLINE typename O::Bytes look_up(typename O::Bytes indices) {
   return O::permuted_entries(values_of(C.table), indices);
 }
 
-// Calls use with a coding as the kernels here read it.
-template <typename O = Ops, typename Use>
-void with_lookup(Coding coding, const Use& use) {
-  with_coding(coding, [&](auto as_stored) {
-    constexpr Coding kCoding = as_stored.value;
-    // The tables of formats that many files have.
-    constexpr bool kMay = kCoding.table == Table::kIq4 || kCoding.table == Table::kE2m1;
-    if constexpr (kMay && requires { O::permuted_entries; }) {
-      if (vendor.permutes_bytes) {
-        return use(std::integral_constant<Coding, Coding{4, kCoding.table, true}>{});
-      }
-    }
-    use(as_stored);
-  });
+// Whether there are kernels that look entries up so: of the tables that many files have.
+template <Coding C, typename O = Ops>
+constexpr bool may_permute() {
+  const bool common = C.table == Table::kIq4 || C.table == Table::kE2m1;
+  return common && requires { O::permuted_entries; };
 }
 
 // One slab of the unit at `p`.

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "plain_panels.hpp"
+#include "quicker.hpp"
 #include "super_panels.hpp"
 #include "super_rows.hpp"
 #ifdef EXO_TILES
@@ -242,7 +243,7 @@ inline constexpr int64_t kSetBytes = 256 << 10;
 // a tile of many rows, or of two blocks, decoding them again for each tile costs less than to keep
 // what was decoded. All tiles of rows take one set of blocks after the other, the next one's
 // weights coming from memory meanwhile, a few lines at a time.
-template <Coding C, Layout L, typename Tiles>
+template <typename Tiles>
 void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                  float* out, int64_t stride, Upcoming upcoming) {
   constexpr int M = Tiles::kRows, B = Tiles::kBlocks;
@@ -283,6 +284,26 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
       for (; b < last; b++) Tiles::template single<M>()(w, x, fine, row, m, b, out, stride, {});
     }
   }
+}
+
+// The same by whichever tiles are quicker here; `second`: the vendor's usual ones.
+template <typename First, typename Second>
+void linear_quicker(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
+                    int64_t end, float* out, int64_t stride, Upcoming upcoming, bool second) {
+  static Quicker quicker;
+  // Whole tiles of either; a thread of many has no more blocks at once.
+  constexpr int64_t kRows = 24, kBlocks = 2;
+  if (!vendor.is_told && rows > 2) {  // fewer wait for memory
+    if (quicker.is_untried() && rows >= kRows && end - begin >= kBlocks) {
+      const int64_t some = begin + kBlocks;
+      quicker.try_both([&] { linear_sets<First>(w, x, kRows, begin, some, out, stride, {}); },
+                       [&] { linear_sets<Second>(w, x, kRows, begin, some, out, stride, {}); },
+                       second);
+    }
+    second = quicker.is_second(second);
+  }
+  second ? linear_sets<Second>(w, x, rows, begin, end, out, stride, upcoming)
+         : linear_sets<First>(w, x, rows, begin, end, out, stride, upcoming);
 }
 
 // Blocks [begin, end) for many rows, decoded once for all.
@@ -338,16 +359,22 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   if constexpr (kPacked < kAllRows) {
     if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride, next);
   }
+  using Pairs = PairTiles<C, L>;
   constexpr bool kRowAfterRow = L == Layout::kSuper && takes_row_after_row<C>();
   if constexpr (kRowAfterRow && !multiplies_by_shifts()) {
-    linear_sets<C, L, RowTiles<C>>(w, x, rows, begin, end, out, stride, next);
-  } else if constexpr (Ops::kTileBlocks > 1) {
-    if constexpr (kRowAfterRow) {
-      if (!vendor.shifts_aside) {
-        return linear_sets<C, L, RowTiles<C>>(w, x, rows, begin, end, out, stride, next);
-      }
+    linear_sets<RowTiles<C>>(w, x, rows, begin, end, out, stride, next);
+  } else if constexpr (Ops::kTileBlocks > 1 && kRowAfterRow) {
+    linear_quicker<Pairs, RowTiles<C>>(w, x, rows, begin, end, out, stride, next,
+                                       !vendor.shifts_aside);
+  } else if constexpr (Ops::kTileBlocks > 1 && may_permute<C>()) {
+    using Permuting = PairTiles<Coding{C.bits, C.table, true}, L>;
+    if (!vendor.has_vbmi) {
+      return linear_sets<Pairs>(w, x, rows, begin, end, out, stride, next);
     }
-    linear_sets<C, L, PairTiles<C, L>>(w, x, rows, begin, end, out, stride, next);
+    linear_quicker<Pairs, Permuting>(w, x, rows, begin, end, out, stride, next,
+                                     vendor.permutes_bytes);
+  } else if constexpr (Ops::kTileBlocks > 1) {
+    linear_sets<Pairs>(w, x, rows, begin, end, out, stride, next);
   } else {
     const int64_t cached = kPanelBytes / w.block_bytes() < 1 ? 1 : kPanelBytes / w.block_bytes();
     for (int64_t b = begin; b < end; b += cached) {
@@ -367,7 +394,7 @@ void linear_super(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
 inline void linear_int8(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
                         int64_t end, float* out, int64_t stride, Upcoming next) {
   if (w.is_super) return linear_super(w, x, rows, begin, end, out, stride, next);
-  with_lookup(w.coding(), [&](auto coding) {
+  with_coding(w.coding(), [&](auto coding) {
     if constexpr (may_have_offsets(coding.value)) {
       if (w.zero == 0) {
         return linear_coded<coding.value, Layout::kOffsets>(w, x, rows, begin, end, out, stride,

@@ -8,7 +8,7 @@ namespace exo::EXO_ISA {
 
 void linear_super(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride, Upcoming next) {
-  with_lookup(w.coding(), [&](auto coding) {
+  with_coding(w.coding(), [&](auto coding) {
     if constexpr (may_be_super(coding.value)) {
       linear_coded<coding.value, Layout::kSuper>(w, x, rows, begin, end, out, stride, next);
     }
