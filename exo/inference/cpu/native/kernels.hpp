@@ -150,8 +150,8 @@ struct Partial {
 
 // What is quicker on one vendor's x86 processors than on another's. Results are the same. Of
 // processors nobody measured, those the next year brings too, these are guesses: so where kernels
-// have two ways they try both before they settle (kernels/quicker.hpp), unless EXO_CPU_VENDOR
-// `is_told`.
+// have two ways they try both before they settle (kernels/linear/quicker.hpp), unless
+// EXO_CPU_VENDOR `is_told`.
 struct Vendor {
   // Weights that are read once a step, as those of one or two rows are, are prefetched
   // non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a
@@ -162,7 +162,8 @@ struct Vendor {
   bool weights_pass_by;
 
   // Shifts are done in units that do not multiply: AMD's have enough to do with dot products.
-  // Intel's two do everything, so the fewest operations of any kind are best (super_rows.hpp).
+  // Intel's two do everything, so the fewest operations of any kind are best
+  // (linear/super_rows.hpp).
   bool shifts_aside;
 
   // AVX512-BF16's dot products are quicker than two fused steps of floats: AMD's, one of which

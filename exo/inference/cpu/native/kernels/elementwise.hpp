@@ -1,7 +1,7 @@
 // Kernels that take one row at a time.
 #pragma once
 
-#include "linear_bfloat16.hpp"
+#include "linear/bfloat16.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -3,9 +3,9 @@
 
 #include "attention.hpp"
 #include "elementwise.hpp"
-#include "linear_bfloat16.hpp"
-#include "linear_float.hpp"
-#include "linear_int8.hpp"
+#include "linear/bfloat16.hpp"
+#include "linear/float.hpp"
+#include "linear/int8.hpp"
 #include "recurrent.hpp"
 
 namespace exo::EXO_ISA {

@@ -387,7 +387,7 @@ void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t
   }
 }
 
-// In super.cpp.
+// In linear/super.cpp.
 void linear_super(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride, Upcoming next);
 

@@ -1,8 +1,8 @@
-// Super-blocks (linear_super.hpp) that are decoded once for many rows: a whole block, or one at a
+// Super-blocks (linear/super.hpp) that are decoded once for many rows: a whole block, or one at a
 // time for a few tiles.
 #pragma once
 
-#include "linear_super.hpp"
+#include "super.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -11,7 +11,7 @@
 // which changes nothing.
 #pragma once
 
-#include "linear_blocks.hpp"
+#include "blocks.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -4,7 +4,7 @@
 
 #include <arm_neon.h>
 
-#include "vector.hpp"
+#include "../vector.hpp"
 
 namespace exo::EXO_ISA {
 

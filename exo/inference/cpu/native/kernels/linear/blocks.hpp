@@ -1,15 +1,15 @@
 // What tiles of int8 activations by packed or decoded weights have in common, whatever the form of
 // the weights (matrix.hpp).
 //
-// `Ops` brings the instruction set: 16 outputs at a time, see ops_portable.hpp for what it must
+// `Ops` brings the instruction set: 16 outputs at a time, see ops/portable.hpp for what it must
 // have.
 #pragma once
 
 #include <climits>
 #include <type_traits>
 
-#include "../slabs.hpp"
-#include "vector.hpp"
+#include "../../slabs.hpp"
+#include "../vector.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -6,7 +6,7 @@
 // additions none is left.
 #pragma once
 
-#include "linear_super.hpp"
+#include "super.hpp"
 
 namespace exo::EXO_ISA {
 

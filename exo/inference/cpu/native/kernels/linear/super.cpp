@@ -2,7 +2,7 @@
 // instruction set.
 #include EXO_OPS
 
-#include "linear_int8.hpp"
+#include "int8.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -7,7 +7,7 @@
 // 0 (VDPBF16PS in Intel's Architectures Software Developer's Manual).
 #pragma once
 
-#include "linear_int8.hpp"
+#include "int8.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -5,7 +5,7 @@
 // all sizes of tile.
 #pragma once
 
-#include "linear_int8.hpp"
+#include "int8.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "vector.hpp"
+#include "../vector.hpp"
 
 namespace exo::EXO_ISA {
 

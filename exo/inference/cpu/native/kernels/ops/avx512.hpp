@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "vector.hpp"
+#include "../vector.hpp"
 
 namespace exo::EXO_ISA {
 
@@ -130,8 +130,8 @@ struct Ops {
     __builtin_memcpy(&word, four, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
   }
-  // For super_rows.hpp, in place and with a row's columns read by the instruction itself: gcc 12
-  // would fill registers with them that sums need.
+  // For linear/super_rows.hpp, in place and with a row's columns read by the instruction itself:
+  // gcc 12 would fill registers with them that sums need.
   static EXO_INLINE void add_dot(Int& sum, Bytes weights, const int8_t* four) {
 #ifdef EXO_AVX512_EMULATED
     sum = dot<8>(sum, weights, four);

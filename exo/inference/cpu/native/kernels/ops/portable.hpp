@@ -9,21 +9,21 @@
 //   from each weight. add_to_all: one integer, to every lane.
 //   entries(table, indices): of sixteen bytes those that are asked for; permuted_entries: the same
 //   where only four bits of an index are to be looked at.
-//   add_group: the two fused steps that linear_blocks.hpp gives; add_scaled: the first of them.
-//   For super-blocks (linear_super.hpp) codes, small integers, are kept in an Int as it pleases:
+//   add_group: the two fused steps that linear/blocks.hpp gives; add_scaled: the first of them.
+//   For super-blocks (linear/super.hpp) codes, small integers, are kept in an Int as it pleases:
 //   codes_i8, codes_u8: 16 bytes; codes_u4: four bits of each, from `shift` on; codes_u6: the lower
 //   six bits of byte `byte` of 16 words. pair_codes puts two into the halves of a lane, and
 //   add_pairs adds the products with two integers of 16 bits. bits_of: those of 16 words.
 //   add_times(sum, a, times(codes, by)): sum + a * codes * by. With slabs_in_16_bits, instead:
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
 //   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count),
-//   divided(a, by), sums_of_8. And where super_rows.hpp has tiles, what ops_avx512.hpp has for it.
-//   less_shifted(a, b, count): a - (b << count).
-//   kMaxRows: rows of activations a tile can take before it runs out of registers.
-//   kTileBlocks: blocks of packed weights that a tile takes at once.
+//   divided(a, by), sums_of_8. And where linear/super_rows.hpp has tiles, what ops/avx512.hpp has
+//   for it. less_shifted(a, b, count): a - (b << count). kMaxRows: rows of activations a tile can
+//   take before it runs out of registers. kTileBlocks: blocks of packed weights that a tile takes
+//   at once.
 #pragma once
 
-#include "vector.hpp"
+#include "../vector.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -1,9 +1,9 @@
-// The same (linear_plain.hpp) from blocks that are decoded once for many rows.
+// The same (linear/plain.hpp) from blocks that are decoded once for many rows.
 #pragma once
 
 #include <type_traits>
 
-#include "linear_plain.hpp"
+#include "plain.hpp"
 
 namespace exo::EXO_ISA {
 

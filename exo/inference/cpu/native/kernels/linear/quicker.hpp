@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "../kernels.hpp"
+#include "../../kernels.hpp"
 
 namespace exo::EXO_ISA {
 

@@ -12,7 +12,7 @@
 // The same again from what is left over of those units that are fine in some row of the tile.
 #pragma once
 
-#include "linear_blocks.hpp"
+#include "blocks.hpp"
 
 namespace exo::EXO_ISA {
 
