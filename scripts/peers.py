@@ -238,6 +238,7 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
     kinds = {
         "gated delta Q4_0": "qwen3_5",
         "latents Q4_0": "glm4_moe_lite",
+        "Jamba Q4_0": "jamba",
         "Gemma 4 Q4_0": "gemma4_text",
         "mixture Q4_0": "qwen3_moe",
         "gpt-oss MXFP4": "gpt_oss",

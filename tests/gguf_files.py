@@ -93,6 +93,8 @@ ARCHITECTURES = {
     "deepseek": "deepseek",
     "minicpm3": "minicpm3",
     "mamba2": "mamba2",
+    "mamba": "mamba",
+    "jamba": "jamba",
 }
 """`general.architecture` by model_type."""
 
@@ -264,6 +266,9 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
         numbers = numbers.squeeze(-1)
     if name.endswith("shared_expert_gate.weight"):
         numbers = numbers.squeeze(0)
+    is_selective = config["model_type"] in ("mamba", "jamba")
+    if is_selective and name.endswith((".D", ".A_log")):
+        return numbers
     if name.endswith((".D", ".A_log")) and "linear_attn" not in name and numbers.ndim == 1:
         numbers = numbers[:, None]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
@@ -544,7 +549,7 @@ def _glm_dsa(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpt_neox(config: dict[str, Any]) -> dict[str, Any]:
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config["hidden_size"] // config.get("num_attention_heads", 1)
     return {
         "rope.dimension_count": int(config["rotary_pct"] * head_dim),
         "rope.freq_base": float(config["rotary_emb_base"]),
@@ -797,6 +802,41 @@ def _mamba2(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mamba(config: dict[str, Any]) -> dict[str, Any]:
+    """See MambaModel of llama.cpp's conversion/mamba.py."""
+    return {
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.key_length": None,
+        "attention.layer_norm_rms_epsilon": config.get("layer_norm_epsilon", 1e-5),
+        "rope.freq_base": None,
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.state_size": config["state_size"],
+        "ssm.time_step_rank": config["time_step_rank"],
+        "ssm.dt_b_c_rms": bool(config.get("use_bcdt_rms")),
+    }
+
+
+def _jamba(config: dict[str, Any]) -> dict[str, Any]:
+    """See JambaModel of llama.cpp's conversion/jamba.py."""
+    offset, period = config["attn_layer_offset"], config["attn_layer_period"]
+    kv_heads = config["num_key_value_heads"]
+    layers = range(config["num_hidden_layers"])
+    rank = config.get("mamba_dt_rank", "auto")
+    return {
+        "attention.head_count_kv": [kv_heads * (i % period == offset) for i in layers],
+        "attention.key_length": None,
+        "rope.freq_base": None,
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": -(-config["hidden_size"] // 16) if rank == "auto" else rank,
+    }
+
+
 _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ministral3": _ministral,
     "deepseek": lambda config: (
@@ -811,6 +851,8 @@ _OWN_NUMBERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     },
     "minicpm3": _minicpm3,
     "mamba2": _mamba2,
+    "mamba": _mamba,
+    "jamba": _jamba,
     "deepseek_v32": _indexed,
     "bailing_moe_v3": _ling_3,
     "mimo_v2_flash": _mimo2,
@@ -1013,7 +1055,8 @@ def write_gguf(
     }
     writer = gguf.GGUFWriter(file, str(metadata.pop("general.architecture")))
     add_metadata(writer, metadata)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    heads = config.get("num_attention_heads", 1)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
     tensors = mx.load(str(checkpoint / "model.safetensors"))
     if architecture == "apertus":  # see ApertusModel of conversion/llama.py
         for part in ("alpha_p", "alpha_n", "beta", "eps"):
@@ -1029,6 +1072,8 @@ def write_gguf(
         numbers = _as_converted(name, numbers, config)
         if architecture in _PERMUTED and re.search(r"\.attn_[qk]\.", own):
             numbers = _permuted(numbers, len(numbers) // head_dim)
+        if config["model_type"] == "jamba" and own.endswith("ffn_norm"):
+            own += ".weight"
         if config["model_type"] in ("nemotron", "minimax_m3_vl") and own.endswith("norm.weight"):
             numbers = numbers + 1
         if config["model_type"] in ("gemma", "gemma2", "gemma3_text") and "norm" in own:

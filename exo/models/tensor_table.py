@@ -239,7 +239,9 @@ def _shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return (prod(shape) // shape[-1], shape[-1], 1)
     if name.endswith((".A_log", ".D", ".mamba.norm.weight", ".mixer.norm.weight")):
-        return (prod(shape),)  # of a state space: with an axis more there
+        # Of a state space: with an axis more there. Mamba's A has a number for each of two.
+        has_two = name.endswith(".A_log") and sum(axis > 1 for axis in shape) == 2
+        return shape if has_two else (prod(shape),)
     return (1, *shape) if name.endswith("shared_expert_gate.weight") else shape
 
 

@@ -140,6 +140,21 @@ class ShortConvolution:
     out: Matrix
     convolution: Convolution
 
+class SelectiveScan:
+    x: Matrix
+    gate: Matrix
+    step_b_c: Matrix
+    step: Matrix
+    out: Matrix
+    convolution: Convolution
+    rates: list[float]
+    skip: list[float]
+    step_norm: list[float]
+    b_norm: list[float]
+    c_norm: list[float]
+    state_dim: int
+    norm_eps: float
+
 class StateSpace:
     xbc: Matrix
     gate: Matrix
@@ -353,6 +368,7 @@ class Layer:
     delta_net: DeltaNet
     short_convolution: ShortConvolution
     state_space: StateSpace
+    selective_scan: SelectiveScan
 
 class Spec:
     hidden: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import bailing_moe_v3, ernie4_5_moe, hunyuan
+from mlx_lm.models import bailing_moe_v3, ernie4_5_moe, hunyuan, jamba
 from mlx_lm.models.step3p5 import ClampedSwiGLU, clamped_swiglu
 
 from exo.errors import ModelUnsupported
@@ -64,6 +64,19 @@ class _NormedHunyuan(hunyuan.MoeBlock):
         gates = mx.softmax(self.gate(x), axis=-1, precise=True)
         mixed = _mixed(self, x, gates, gates, self.top_k)
         return mixed + self.shared_mlp(x) if self.use_shared_mlp else mixed
+
+
+class _PlainJamba(jamba.JambaSparseMoeBlock):
+    """Experts weigh what softmax over all gave them, as in transformers' modeling_jamba.py and
+    llama.cpp; mlx-lm's class makes their sum 1."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gates = mx.softmax(self.router(x), axis=-1, precise=True)
+        top = self.num_experts_per_tok
+        chosen = mx.argpartition(-gates, kth=top - 1, axis=-1)[..., :top]
+        scores = mx.take_along_axis(gates, chosen, axis=-1)
+        mixed: mx.array = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2)
+        return mixed.astype(x.dtype)
 
 
 class _BiasedErnie(ernie4_5_moe.Ernie4_5_MoeMLP):
@@ -163,6 +176,10 @@ def correct(model: nn.Module, config: Mapping[str, Any]) -> None:
         _scale_logits(model, config["dim_model_base"] / config["hidden_size"])
     if isinstance(model, bailing_moe_v3.Model):
         _limit(model, config)
+    if config.get("model_type") == "jamba":
+        for layer in model.layers:
+            if isinstance(layer.feed_forward, jamba.JambaSparseMoeBlock):
+                layer.feed_forward.__class__ = _PlainJamba
     if config.get("model_type") == "hunyuan":
         for layer in model.layers:
             if isinstance(layer.mlp, hunyuan.MoeBlock):

@@ -72,7 +72,7 @@ async def ring(kind: str, folders: list[Path], shards: list[Shard]) -> list[Samp
             ("mlx", name)
             for name in ("llama", "gemma2", "qwen3_moe", "gemma3n", "gpt_oss", "mamba", "kimi_k3")
         ),
-        *(("cpu", name) for name in ("llama", "gemma2", "qwen3_moe", "jamba")),
+        *(("cpu", name) for name in ("llama", "gemma2", "qwen3_moe", "plamo2")),
     ],
     indirect=["whole"],
 )

@@ -139,6 +139,8 @@ CASES = [
             "altup_active_idx": 1,
         },
     ),
+    ("mamba", {"model_type": "falcon_mamba", "tie_word_embeddings": False}),
+    ("jamba", {"num_experts": 1, "mamba_dt_rank": "auto"}),
     ("falcon_h1", {"mamba_rms_norm": True, "mamba_n_groups": 1, "tie_word_embeddings": False}),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
     (
@@ -301,7 +303,10 @@ async def test_quantized_logits_are_near_those_of_mlx(
     expected = await logits(MLXEngine(precise=True), tmp_path)
     found = await logits(CPUEngine(2), tmp_path)
     error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
-    assert error <= (0.15 if has_delta_nets else 0.05)
+    # Steps, what goes in, what reads and what is read are all made of the same numbers there, and
+    # multiplied: a rounding of these counts four times.
+    has_normed_scans = family == "jamba"
+    assert error <= (0.15 if has_delta_nets or has_normed_scans else 0.05)
     precise = await logits(CPUEngine(2, precise=True), tmp_path)
     assert np.abs(precise - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())
 

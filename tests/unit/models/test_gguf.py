@@ -62,6 +62,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", NEMOTRON_3),
     ("nemotron_h", NEMOTRON_3 | {"moe_latent_size": 48, "mlp_bias": False}),
     ("nanbeige", {"skip_loop_final_norm": True}),
+    ("mamba", {"use_bcdt_rms": True, "tie_word_embeddings": False}),
+    ("jamba", {"num_experts": 1}),
+    ("jamba", {"attn_layer_period": 6, "num_experts": 1}),
     ("gemma4_text", zoo.GEMMA4_31B),
     ("gemma4_text", zoo.GEMMA4_26B),
     ("granitemoehybrid", {"num_local_experts": 0, "position_embedding_type": "nope"}),
@@ -430,7 +433,7 @@ def test_the_default_model_is_its_file(exo_home: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "mamba"}, "architecture 'mamba'"),
+        ({"general.architecture": "rwkv7"}, "architecture 'rwkv7'"),
         ({"tokenizer.ggml.model": "rwkv"}, "tokenizer is 'rwkv'"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "pre-tokenizer 'unheard-of'"),
         ({"llama.block_count": None}, "no llama.block_count"),

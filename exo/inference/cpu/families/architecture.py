@@ -15,6 +15,7 @@ from exo.inference.cpu.families.ngrams import Ngrams
 from exo.inference.cpu.families.pools import Pools
 from exo.inference.cpu.families.positions import Config, head_dim
 from exo.inference.cpu.families.rope import RopeTable
+from exo.inference.cpu.families.selective import SelectiveScan, scan_of
 from exo.inference.cpu.families.streams import Hyper, hyper_of
 from exo.inference.cpu.families.table import FAMILIES
 from exo.models.description import text_config
@@ -122,6 +123,7 @@ class Architecture:
     guessing_layers: range = range(0)
     recurrent: Recurrent | None = None
     state_space: StateSpace | None = None
+    selective_scan: SelectiveScan | None = None
     latent: Latent | None = None
     compressed: Compressed | None = None
     blocks: Blocks | None = None
@@ -281,6 +283,7 @@ def _read(config: Config, family: Family) -> Architecture:
         ),
         recurrent=_recurrent(config, frozenset(mixers)),
         state_space=_state_space(config) if any("state_space" in m for m in mixers) else None,
+        selective_scan=scan_of(config) if "selective_scan" in mixers else None,
         latent=latent,
         compressed=compressed,
         blocks=family.blocks(config),

@@ -18,6 +18,7 @@ Mixer = Literal[
     "kimi_delta_net",
     "short_convolution",
     "state_space",
+    "selective_scan",
     "attention+state_space",
     "nothing",
 ]
@@ -30,6 +31,7 @@ _MODULES = {
     "kimi_delta_net": "self_attn",
     "short_convolution": "conv",
     "state_space": "mamba",
+    "selective_scan": "mamba",
     "mlp": "mlp",
 }
 _LLAMA_NORMS = {

@@ -17,6 +17,7 @@ from exo.inference.cpu.families.latents import LATENTS
 from exo.inference.cpu.families.llama4 import LLAMA4, LLAMA4_TEXT
 from exo.inference.cpu.families.mixtures import MIXTURES
 from exo.inference.cpu.families.recurrent import RECURRENT
+from exo.inference.cpu.families.selective import SELECTIVE
 from exo.inference.cpu.families.sigmoid_mixtures import SIGMOID_MIXTURES
 
 _NAMED: Mapping[str, Family] = {
@@ -26,6 +27,7 @@ _NAMED: Mapping[str, Family] = {
     **LATENTS,
     **COMPRESSED,
     **RECURRENT,
+    **SELECTIVE,
     **GATED,
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
@@ -46,6 +48,7 @@ ALIASES = {
     "joyai_llm_flash": "deepseek_v3",
     "minimax_m2": "minimax",
     "gemma4_unified": "gemma4",
+    "falcon_mamba": "mamba",
 }
 """Names in config.json of what is another family for text, as in mlx-lm's MODEL_REMAPPING."""
 

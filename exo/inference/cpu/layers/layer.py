@@ -21,6 +21,7 @@ from exo.inference.cpu.layers import (
     mlp,
     ngrams,
     recurrent,
+    selective,
     token_input,
 )
 from exo.inference.cpu.layers.experts import ExpertReader
@@ -48,6 +49,8 @@ def tensors_of_layer(
                 yield from recurrent.short_convolution_tensors(checkpoint, module)
             case "state_space":
                 yield from recurrent.state_space_tensors(arch, checkpoint, module)
+            case "selective_scan":
+                yield from selective.tensors(arch, checkpoint, module)
             case "attention":
                 yield from _attention(arch).tensors(arch, checkpoint, module, index)
     if index in arch.mlp_layers:
@@ -149,6 +152,8 @@ def build_layer(
                 layer.short_convolution = recurrent.short_convolution(packer, module)
             case "state_space":
                 layer.state_space = recurrent.state_space(arch, packer, module)
+            case "selective_scan":
+                layer.selective_scan = selective.build(arch, packer, module)
             case "attention":
                 _attention(arch).build(arch, packer, module, layer, index)
     if index in arch.mlp_layers:

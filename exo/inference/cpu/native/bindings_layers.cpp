@@ -63,6 +63,21 @@ void bind_layers(nb::module_& m) {
       .def_rw("x", &ShortConvolution::x)
       .def_rw("out", &ShortConvolution::out)
       .def_rw("convolution", &ShortConvolution::convolution);
+  nb::class_<SelectiveScan>(m, "SelectiveScan")
+      .def(nb::init<>())
+      .def_rw("x", &SelectiveScan::x)
+      .def_rw("gate", &SelectiveScan::gate)
+      .def_rw("step_b_c", &SelectiveScan::step_b_c)
+      .def_rw("step", &SelectiveScan::step)
+      .def_rw("out", &SelectiveScan::out)
+      .def_rw("convolution", &SelectiveScan::convolution)
+      .def_rw("rates", &SelectiveScan::rates)
+      .def_rw("skip", &SelectiveScan::skip)
+      .def_rw("step_norm", &SelectiveScan::step_norm)
+      .def_rw("b_norm", &SelectiveScan::b_norm)
+      .def_rw("c_norm", &SelectiveScan::c_norm)
+      .def_rw("state_dim", &SelectiveScan::state_dim)
+      .def_rw("norm_eps", &SelectiveScan::norm_eps);
   nb::class_<StateSpace>(m, "StateSpace")
       .def(nb::init<>())
       .def_rw("xbc", &StateSpace::xbc)
@@ -276,5 +291,6 @@ void bind_layers(nb::module_& m) {
       .def_rw("experts_of_tokens", &Layer::experts_of_tokens)
       .def_rw("delta_net", &Layer::delta_net)
       .def_rw("short_convolution", &Layer::short_convolution)
+      .def_rw("selective_scan", &Layer::selective_scan)
       .def_rw("state_space", &Layer::state_space);
 }

@@ -210,6 +210,17 @@ struct Upcoming {
   int64_t bytes = 0;
 };
 
+// Of a selective scan kStateLanes channels at their first token. Each remembers `keys` numbers,
+// which fade by exp(-rate * step) and gain step * x * b, where step is the softplus of what is
+// told; c reads them, and skip * x is added.
+struct Scan {
+  const float *rates, *skip;  // [keys][kStateLanes], [kStateLanes]
+  const float *step, *x;      // [kStateLanes]; the next token's come `width` later
+  const float *b, *c;         // [keys], of all channels; the next token's come `apart` later
+  float* out;                 // as x
+  int64_t width, apart;
+};
+
 struct KernelTable {
   const char* name;
 
@@ -270,6 +281,9 @@ struct KernelTable {
   // Tokens one after the other through `state`, keys a multiple of 4.
   void (*recur)(float* state, const StateStep* steps, int64_t tokens, int keys, int64_t rows,
                 Recurrence kind);
+  // A selective scan (Mamba, arXiv:2312.00752, algorithm 2) of kStateLanes channels over `tokens`
+  // tokens, with `keys` numbers of state each, a multiple of 4.
+  void (*scan)(float* state, const Scan& channels, int64_t tokens, int keys);
   // x = exp(-rate * softplus(x + bias)), or where `bound` is below 0
   // exp(bound * sigmoid(rate * (x + bias)))
   void (*fade)(float* x, const float* bias, float rate, float bound, int64_t count);

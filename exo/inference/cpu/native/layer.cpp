@@ -39,6 +39,10 @@ int64_t Layer::mixer_floats(KVType type) const {
     return (space.convolution.taps - 1) * space.xbc->rows +
            space.heads * state_size(space.head_dim, space.state_dim);
   }
+  if (selective_scan) {
+    const SelectiveScan& scan = *selective_scan;
+    return (scan.convolution.taps - 1 + scan.state_dim) * scan.channels();
+  }
   if (short_convolution) {
     return (short_convolution->convolution.taps - 1) * short_convolution->x->rows;
   }

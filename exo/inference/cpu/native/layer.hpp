@@ -80,6 +80,22 @@ struct StateSpace {
   float least_step = 0.f, most_step = 1e30f;
 };
 
+// A selective state space (Mamba, arXiv:2312.00752, 3.2), see KernelTable::scan: steps, b and c are
+// linear in the convolution of x, steps by way of `rank` numbers; with norms (Jamba, Falcon Mamba)
+// of these, of b and of c. What is read goes through the gate's SiLU.
+struct SelectiveScan {
+  MatrixPtr x, gate, step_b_c, step, out;  // rows of step_b_c: [rank], [state_dim] twice
+  Convolution convolution;                 // of x
+  std::vector<float> rates;                // exp(A_log) [channels / kStateLanes][state_dim][lanes]
+  std::vector<float> skip;                 // D [channels]
+  std::vector<float> step_norm, b_norm, c_norm;  // [rank], [state_dim]; empty: there are none
+  int state_dim = 0;
+  float norm_eps = 1e-6f;
+
+  int64_t channels() const { return x->rows; }
+  int64_t rank() const { return step->cols; }
+};
+
 // LFM2's: c * convolution(b * x), all three linear in the layer's input.
 struct ShortConvolution {
   MatrixPtr b, c, x, out;
@@ -320,6 +336,7 @@ struct Layer {
   std::shared_ptr<DeltaNet> delta_net;
   std::shared_ptr<ShortConvolution> short_convolution;
   std::shared_ptr<StateSpace> state_space;
+  std::shared_ptr<SelectiveScan> selective_scan;
   // Queries grow by 1 + query_growth log(1 + floor((position + query_ahead) / query_span)), as in
   // Llama 4.
   float query_growth = 0.f;

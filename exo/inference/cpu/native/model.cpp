@@ -221,6 +221,8 @@ void Model::forward(const std::vector<Slice>& slices, const int32_t* tokens, con
       short_convolution(layer, state);
     } else if (layer.state_space) {
       state_space(layer, state);
+    } else if (layer.selective_scan) {
+      selective_scan(layer, state);
     }
     place += static_cast<int>(layer.entries().size());
     state += layer.state_floats(kv_type());

@@ -15,6 +15,7 @@ from exo.models.gguf.families.latents import DEEPSEEK_V2, LATENTS, MISTRAL4
 from exo.models.gguf.families.mixtures import MIXTRAL, MIXTURES, routes_by_sigmoid
 from exo.models.gguf.families.qwen4 import QWEN4
 from exo.models.gguf.families.recurrent import RECURRENT
+from exo.models.gguf.families.selective import SELECTIVE
 
 FAMILIES: Mapping[str, GGUFFamily] = {
     **DENSE,
@@ -22,6 +23,7 @@ FAMILIES: Mapping[str, GGUFFamily] = {
     **LATENTS,
     **COMPRESSED,
     **RECURRENT,
+    **SELECTIVE,
     **GATED,
     "qwen4exp": QWEN4,
     "gemma3n": GEMMA3N,

@@ -56,6 +56,35 @@ void check_linear(const MatrixPtr& w, const std::string& what) {
   }
 }
 
+void check_scan() {
+  const int lanes = kStateLanes, keys = 12, tokens = 5, apart = 2 * keys + 3;
+  const auto random = [](int count) { return random_floats(static_cast<size_t>(count)); };
+  auto rates = random(keys * lanes), state = random(keys * lanes);
+  for (float& rate : rates) rate = std::fabs(rate);
+  const auto skip = random(lanes), b_and_c = random(tokens * apart);
+  const auto step = random(tokens * lanes), x = random(tokens * lanes);
+  std::vector<float> out(static_cast<size_t>(tokens * lanes)), expected(state);
+  kernels().scan(state.data(),
+                 {rates.data(), skip.data(), step.data(), x.data(), b_and_c.data(),
+                  b_and_c.data() + keys, out.data(), lanes, apart},
+                 tokens, keys);
+  add_to_digest(out);
+  add_to_digest(state);
+  for (int t = 0; t < tokens; t++) {
+    for (int lane = 0; lane < lanes; lane++) {
+      const double dt = std::log1p(std::exp(double{step[t * lanes + lane]}));
+      double sum = skip[lane] * x[t * lanes + lane];
+      for (int key = 0; key < keys; key++) {
+        float& own = expected[key * lanes + lane];
+        const double gain = dt * x[t * lanes + lane] * b_and_c[t * apart + key];
+        own = static_cast<float>(own * std::exp(-rates[key * lanes + lane] * dt) + gain);
+        sum += double{own} * b_and_c[t * apart + keys + key];
+      }
+      expect(std::fabs(out[t * lanes + lane] - sum) < 1e-4, "a selective scan");
+    }
+  }
+}
+
 // The kernels of recurrent layers against plain loops.
 void check_recurrent_kernels() {
   const KernelTable& k = kernels();
@@ -72,6 +101,7 @@ void check_recurrent_kernels() {
       expect(std::fabs(out[c] - sum) < 1e-4, "convolution");
     }
   }
+  check_scan();
   const int keys = 48, rows = 39, tokens = 5;  // of the last of three blocks some do not exist
   for (const auto kind : {Recurrence::kSum, Recurrence::kDelta, Recurrence::kDeltaByKey}) {
     const bool by_key = kind == Recurrence::kDeltaByKey;

@@ -139,7 +139,7 @@ Model recurrent_model(int kv_bits) {
   const auto convolution = [](int channels) {
     return Convolution{random_floats(static_cast<size_t>(3 * channels)), {}, 3};
   };
-  model.layers.resize(9);
+  model.layers.resize(10);
   for (Layer& layer : model.layers) {
     layer.attention_norm = layer.mlp_norm = std::vector<float>(64, 1.f);
     layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 4, 32);
@@ -223,6 +223,15 @@ Model recurrent_model(int kv_bits) {
   for (int e = 0; e < 6; e++) {
     both.experts.push_back({nullptr, random_affine(32, 64, 4, 64), random_affine(64, 32, 4, 32)});
   }
+  SelectiveScan scan;
+  scan.x = random_affine(48, 64, 4, 32), scan.gate = random_affine(48, 64, 4, 32);
+  scan.step_b_c = random_dense(5 + 2 * 12, 48), scan.step = random_dense(48, 5);
+  scan.out = random_dense(64, 48), scan.convolution = convolution(48);
+  scan.rates = random_floats(48 * 12), scan.skip = random_floats(48), scan.state_dim = 12;
+  for (float& rate : scan.rates) rate = std::fabs(rate);
+  scan.step_norm = std::vector<float>(5, 1.f);
+  scan.b_norm = scan.c_norm = std::vector<float>(12, 1.f);
+  model.layers[9].selective_scan = std::make_shared<SelectiveScan>(std::move(scan));
   model.embedding = model.head = random_affine(50, 64, 8, 32);
   model.final_norm = std::vector<float>(64, 1.f);
   return model;

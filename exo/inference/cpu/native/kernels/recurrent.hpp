@@ -139,15 +139,43 @@ EXO_INLINE VecF log1p(VecF e) {
   return s * sum;
 }
 
+EXO_INLINE VecF softplus(VecF x) { return max(x, VecF{}) + log1p(exp(min(x, -x))); }
+
 EXO_INLINE VecF faded(VecF x, float rate, float bound) {
   if (bound < 0.f) return exp(bound * sigmoid(rate * x));
-  return exp(-rate * (max(x, VecF{}) + log1p(exp(min(x, -x)))));
+  return exp(-rate * softplus(x));
 }
 
 inline void fade(float* x, const float* bias, float rate, float bound, int64_t count) {
   sweep(
       count, [&](int64_t i) { store(x + i, faded(load(x + i) + load(bias + i), rate, bound)); },
       [&](int64_t i) { x[i] = faded(splat(x[i] + bias[i]), rate, bound)[0]; });
+}
+
+// kStateLanes channels through one token after the other.
+inline void scan(float* state, const Scan& channels, int64_t tokens, int keys) {
+  Scan token = channels;
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int v = 0; v < kLanes; v += W) {
+      const VecF step = softplus(load(token.step + v)), x = load(token.x + v);
+      const VecF gain = step * x;
+      VecF sums[kKeySums] = {};
+      for (int i = 0; i < keys; i += kKeySums) {
+        for (int s = 0; s < kKeySums; s++) {
+          const int key = i + s;
+          float* place = state + key * kLanes + v;
+          const VecF decay = exp(-(load(token.rates + key * kLanes + v) * step));
+          const VecF now = fma(load(place), decay, gain * token.b[key]);
+          store(place, now);
+          sums[s] = fma(now, token.c[key], sums[s]);
+        }
+      }
+      const VecF read = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+      store(token.out + v, fma(load(token.skip + v), x, read));
+    }
+    token.step += token.width, token.x += token.width, token.out += token.width;
+    token.b += token.apart, token.c += token.apart;
+  }
 }
 
 }  // namespace exo::EXO_ISA
