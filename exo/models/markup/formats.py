@@ -169,6 +169,7 @@ _M3_STYLE = CallStyle(
     argument_end=f"{M3}</{{}}>",
     raw_texts=("", ""),
 )
+_LINES_STYLE = CallStyle('{"name": "', '", "arguments": ', "}", lead="\n", trail="\n", between="\n")
 _LIST_STYLE = CallStyle('{"name": "', '", "arguments": ', "}", lead="[", trail="]", between=", ")
 
 _COHERE = _simple("cohere", "<|START_ACTION|>", "<|END_ACTION|>", json_calls, _COHERE_STYLE)
@@ -204,6 +205,25 @@ _TOLD_BY: tuple[tuple[tuple[str, ...], Callable[[], CallFormat]], ...] = (
     (
         ("<TOOLCALL>",),
         _simple("nemotron", "<TOOLCALL>", "</TOOLCALL>", json_calls, _LIST_STYLE),
+    ),
+    # Jamba, Apriel
+    (
+        ("<tool_calls>[",),
+        _simple("tool_calls", "<tool_calls>", "</tool_calls>", json_calls, _LIST_STYLE),
+    ),
+    (
+        (r"<tool_calls>\n{",),
+        _simple("minimax_m1", "<tool_calls>", "</tool_calls>", json_calls, _LINES_STYLE),
+    ),
+    (
+        ("<|function_call|>",),
+        _simple(
+            "gigachat",
+            "<|function_call|>",
+            "",
+            json_calls,
+            CallStyle('{"name": "', '", "arguments": ', "}"),
+        ),
     ),
     (
         (M3, "<tool_call>"),

@@ -27,6 +27,7 @@ _THINKING = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<mm:think>", "</mm:think>"),
     ("<think:opensource>", "</think:opensource>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 
 

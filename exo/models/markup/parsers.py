@@ -16,7 +16,8 @@ from exo.models.markup.tools import Tool, ToolCall, tool_call
 
 def json_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """One object, a list of them, or several with ; or line breaks between (Llama 3, Granite,
-    Cohere)."""
+    Cohere, MiniMax M1)."""
+    text = text.lstrip()
     decoder, found, at = json.JSONDecoder(), [], 0
     while at < len(text):
         value, at = decoder.raw_decode(text, at)

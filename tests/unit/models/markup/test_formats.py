@@ -269,6 +269,22 @@ AS_WRITTEN = {
         '<think>\nhm\n</think>\n\n<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Bern", '
         '"days": 2}}]</TOOLCALL>',
     ),
+    "tool_calls": (
+        "{%- set turn = 'Here are my reasoning steps:\\n' -%}{{ tools }} after [BEGIN FINAL RESPONSE]"
+        " within <tool_call></tool_call> {{ '\\n<tool_calls>[' }}",
+        "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\n<tool_calls>[\n    "
+        '{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}, "id": "7"}\n]'
+        "</tool_calls>",
+    ),
+    "minimax_m1": (
+        "{{ tools }}{{ 'with <tool_calls></tool_calls> tags:\\n<tool_calls>\\n{\"name\"' }}",
+        '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}}\n'
+        "</tool_calls>",
+    ),
+    "gigachat": (
+        '{{ tools }}{%- set add_tokens = namespace(function_call="<|function_call|>") -%}',
+        '<|function_call|>{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}}',
+    ),
     "minimax_m3": (
         "{{ tools }}{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = "
         "ns_token ~ '<tool_call>' -%}<mm:think></mm:think>",
