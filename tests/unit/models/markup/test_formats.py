@@ -270,8 +270,8 @@ AS_WRITTEN = {
         '"days": 2}}]</TOOLCALL>',
     ),
     "tool_calls": (
-        "{%- set turn = 'Here are my reasoning steps:\\n' -%}{{ tools }} after [BEGIN FINAL RESPONSE]"
-        " within <tool_call></tool_call> {{ '\\n<tool_calls>[' }}",
+        "{%- set turn = 'Here are my reasoning steps:\\n' -%}{{ tools }} after [BEGIN FINAL "
+        "RESPONSE] within <tool_call></tool_call> {{ '\\n<tool_calls>[' }}",
         "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\n<tool_calls>[\n    "
         '{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}, "id": "7"}\n]'
         "</tool_calls>",
