@@ -468,6 +468,30 @@ async def test_a_configuration_that_lies_about_heads_is_an_error_not_a_wild_writ
             await logits(CPUEngine(2), folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "lie", "told"),
+    [
+        ("mamba", {"time_step_rank": 5}, "x_proj is"),
+        ("mamba", {"time_step_rank": 12, "state_size": 12}, "dt_proj is"),
+        ("mamba", {"intermediate_size": 64}, "in_proj is|conv1d is"),
+        ("mamba", {"state_size": 15}, "states that 4 divides"),
+        ("jamba", {"mamba_dt_rank": 12, "mamba_d_state": 12}, "dt_layernorm is|dt_proj is"),
+    ],
+)
+async def test_a_configuration_that_lies_about_a_scan(
+    family: str,
+    lie: dict[str, Any],
+    told: str,
+    folder_of,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    shutil.copytree(folder_of((family, {})), tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, **lie}))
+    with pytest.raises((ModelUnsupported, EngineFailed), match=told):
+        await logits(CPUEngine(2), tmp_path / "m")
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 async def test_falcon_h1_as_it_was_trained(
     dtype: mx.Dtype,
