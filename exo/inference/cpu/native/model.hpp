@@ -230,6 +230,7 @@ class Model {
   void short_convolution(const Layer& layer, int64_t state);
   void state_space(const Layer& layer, int64_t state);
   void selective_scan(const Layer& layer, int64_t state);
+  std::vector<int64_t> first_rows() const;  // of each slice
   // state_steps_ [heads, rows] through each slice's states of `values` rows (kernels.hpp) a head,
   // at `matrices`.
   void recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, Recurrence kind);

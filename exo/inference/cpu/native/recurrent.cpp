@@ -230,14 +230,17 @@ void Model::state_space(const Layer& layer, int64_t state) {
   project_out(*space.out, layer);
 }
 
+std::vector<int64_t> Model::first_rows() const {
+  std::vector<int64_t> first(slices_->size());
+  for (size_t s = 1; s < first.size(); s++) first[s] = first[s - 1] + (*slices_)[s - 1].length;
+  return first;
+}
+
 void Model::recur(int64_t heads, int64_t values, int64_t keys, int64_t matrices, Recurrence kind) {
   const KernelTable& k = kernels();
   const int64_t parts = (values + kStateRows - 1) / kStateRows;
-  const int64_t slices = static_cast<int64_t>(slices_->size());
-  std::vector<int64_t> first(at_least(slices));
-  for (int64_t s = 1; s < slices; s++) {
-    first[at_least(s)] = first[at_least(s - 1)] + (*slices_)[at_least(s - 1)].length;
-  }
+  const std::vector<int64_t> first = first_rows();
+  const auto slices = static_cast<int64_t>(first.size());
   const auto run = [&](int64_t task) {
     const int64_t part = task % parts, head = task / parts % heads, s = task / parts / heads;
     const int64_t row = part * kStateRows, count = std::min<int64_t>(kStateRows, values - row);

@@ -40,11 +40,9 @@ void Model::selective_scan(const Layer& layer, int64_t state) {
   run_linear({{scan.step.get(), &gated_, 0, rows_, up_.data(), width}}, true);
 
   attended_.resize(rows_, width, groups_of({scan.out.get()}));
-  const int64_t blocks = width / kStateLanes, slices = static_cast<int64_t>(slices_->size());
-  std::vector<int64_t> first(at_least(slices));
-  for (int64_t s = 1; s < slices; s++) {
-    first[at_least(s)] = first[at_least(s - 1)] + (*slices_)[at_least(s - 1)].length;
-  }
+  const int64_t blocks = width / kStateLanes;
+  const std::vector<int64_t> first = first_rows();
+  const auto slices = static_cast<int64_t>(first.size());
   const int64_t states = state + (scan.convolution.taps - 1) * width;
   thread_pool().run(slices * blocks, [&](int64_t task) {
     const int64_t s = task / blocks, block = task % blocks, channel = block * kStateLanes;
