@@ -266,10 +266,9 @@ def _as_converted(name: str, numbers: npt.NDArray[Any], config: dict[str, Any]) 
         numbers = numbers.squeeze(-1)
     if name.endswith("shared_expert_gate.weight"):
         numbers = numbers.squeeze(0)
-    is_selective = config["model_type"] in ("mamba", "jamba")
-    if is_selective and name.endswith((".D", ".A_log")):
-        return numbers
-    if name.endswith((".D", ".A_log")) and "linear_attn" not in name and numbers.ndim == 1:
+    is_selective = config["model_type"] in ("mamba", "jamba")  # whose D has one axis there, too
+    is_of_heads = name.endswith((".D", ".A_log")) and "linear_attn" not in name
+    if is_of_heads and numbers.ndim == 1 and not is_selective:
         numbers = numbers[:, None]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         numbers = numbers.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
@@ -549,7 +548,7 @@ def _glm_dsa(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpt_neox(config: dict[str, Any]) -> dict[str, Any]:
-    head_dim = config["hidden_size"] // config.get("num_attention_heads", 1)
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
     return {
         "rope.dimension_count": int(config["rotary_pct"] * head_dim),
         "rope.freq_base": float(config["rotary_emb_base"]),

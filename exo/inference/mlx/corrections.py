@@ -47,11 +47,15 @@ def check_packed(config: Mapping[str, Any]) -> None:
         )
 
 
-def _mixed(block: Any, x: mx.array, gates: mx.array, ranks: mx.array, top: int) -> mx.array:
-    """What the experts of the `top` highest ranks give, by their gates, whose sum is made 1."""
+def _mixed(
+    block: Any, x: mx.array, gates: mx.array, ranks: mx.array, top: int, *, to_one: bool = True
+) -> mx.array:
+    """What the experts of the `top` highest ranks give, by their gates; `to_one`: whose sum is made
+    1."""
     chosen = mx.argpartition(-ranks, kth=top - 1, axis=-1)[..., :top]
     scores = mx.take_along_axis(gates, chosen, axis=-1)
-    scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
+    if to_one:
+        scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
     mixed: mx.array = (block.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2)
     return mixed.astype(x.dtype)
 
@@ -72,11 +76,7 @@ class _PlainJamba(jamba.JambaSparseMoeBlock):
 
     def __call__(self, x: mx.array) -> mx.array:
         gates = mx.softmax(self.router(x), axis=-1, precise=True)
-        top = self.num_experts_per_tok
-        chosen = mx.argpartition(-gates, kth=top - 1, axis=-1)[..., :top]
-        scores = mx.take_along_axis(gates, chosen, axis=-1)
-        mixed: mx.array = (self.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2)
-        return mixed.astype(x.dtype)
+        return _mixed(self, x, gates, gates, self.num_experts_per_tok, to_one=False)
 
 
 class _BiasedErnie(ernie4_5_moe.Ernie4_5_MoeMLP):

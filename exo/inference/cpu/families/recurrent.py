@@ -198,7 +198,7 @@ def _mamba2_config(config: Config) -> Config:
     }
 
 
-_MAMBA_2 = Family(
+MAMBA_2 = Family(
     norms={"attention_norm": "norm"},
     rope=lambda config, layer: None,
     mixer=lambda config, layer: "state_space",
@@ -434,7 +434,7 @@ RECURRENT: Mapping[str, Family] = {
     "granitemoehybrid": _GRANITE_HYBRID,
     "nemotron_h": _NEMOTRON_H,
     "falcon_h1": _FALCON_H1,
-    "mamba2": _MAMBA_2,
+    "mamba2": MAMBA_2,
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, experts=_LFM2_EXPERTS),
 }

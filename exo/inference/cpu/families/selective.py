@@ -4,12 +4,13 @@ goes in."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.families.family import Experts, Family, Mixer
 from exo.inference.cpu.families.positions import Config
+from exo.inference.cpu.families.recurrent import MAMBA_2
 
 ScanNorms = Literal["", "plain", "weighed"]
 
@@ -46,38 +47,24 @@ def scan_of(config: Config) -> SelectiveScan:
 
 
 def _mamba_config(config: Config) -> Config:
-    """Keys by their later names; the first models' (`d_model`, …) are those of mlx-lm's class."""
-    earlier = {
-        "hidden_size": "d_model",
-        "intermediate_size": "d_inner",
-        "state_size": "d_state",
-        "num_hidden_layers": "n_layer",
-        "conv_kernel": "d_conv",
-    }
-    found = {**config}
-    for name, before in earlier.items():
-        found.setdefault(name, config.get(before))
     is_normed = config["model_type"] == "falcon_mamba" or bool(config.get("use_bcdt_rms"))
     return {
-        **found,
+        **config,
         "num_attention_heads": 1,
         "rms_norm_eps": config.get("layer_norm_epsilon") or 1e-5,
-        "mamba_channels": found["intermediate_size"],
-        "mamba_d_state": found["state_size"],
+        "mamba_channels": config["intermediate_size"],
+        "mamba_d_state": config["state_size"],
         "mamba_dt_rank": config["time_step_rank"],
         "mamba_norms": "plain" if is_normed else "",
         "mamba_norm_eps": config.get("mixer_rms_eps") or 1e-6,
     }
 
 
-_MAMBA = Family(
-    norms={"attention_norm": "norm"},
-    rope=lambda config, layer: None,
+_MAMBA = replace(
+    MAMBA_2,
     mixer=lambda config, layer: "selective_scan",
-    mlps=lambda config, layer: False,
     config=_mamba_config,
     modules={"selective_scan": "mixer"},
-    renames={"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"},
 )
 
 

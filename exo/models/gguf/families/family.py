@@ -175,6 +175,10 @@ def experts(router: str, stacked: str) -> dict[str, str]:
     return {"ffn_gate_inp": router, **named}
 
 
+def mlp(module: str) -> dict[str, str]:
+    return {f"ffn_{place}": f"{module}.{place}_proj" for place in ("gate", "up", "down")}
+
+
 def shared(expert: str) -> dict[str, str]:
     """The expert that every token goes through."""
     return {f"ffn_{place}_shexp": f"{expert}.{place}_proj" for place in ("gate", "up", "down")}

@@ -14,6 +14,7 @@ from exo.models.gguf.families.family import (
     Metadata,
     experts,
     hyper,
+    mlp,
     rows_of_heads,
     shared,
     turned_share,
@@ -66,9 +67,7 @@ _LFM2_MLP = {
     "ffn_down": "feed_forward.w2",
 }
 _LFM2_MOE = {
-    "ffn_gate": "feed_forward.gate_proj",
-    "ffn_up": "feed_forward.up_proj",
-    "ffn_down": "feed_forward.down_proj",
+    **mlp("feed_forward"),
     **experts("feed_forward.gate", "feed_forward.switch_mlp"),
     "exp_probs_b": "feed_forward.expert_bias",
 }
@@ -86,6 +85,13 @@ def _state_space(module: str) -> dict[str, str]:
     }
 
 
+BACKBONE = {
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "attn_norm": "norm",
+}
+"""Of models whose layers have one part each."""
+
 _GRANITE_HYBRID = {
     **_state_space("mamba"),
     **experts("block_sparse_moe.router.layer", "block_sparse_moe.switch_mlp"),
@@ -95,9 +101,7 @@ _GRANITE_HYBRID = {
 }
 _NEMOTRON_H = {
     **_state_space("mixer"),
-    "token_embd": "backbone.embeddings",
-    "output_norm": "backbone.norm_f",
-    "attn_norm": "norm",
+    **BACKBONE,
     "attn_q": "mixer.q_proj",
     "attn_k": "mixer.k_proj",
     "attn_v": "mixer.v_proj",
@@ -119,7 +123,7 @@ _FALCON_H1 = {
     **_state_space("mamba"),
     "output_norm": "model.final_layernorm",
     "ffn_norm": "pre_ff_layernorm",
-    **{f"ffn_{place}": f"feed_forward.{place}_proj" for place in ("gate", "up", "down")},
+    **mlp("feed_forward"),
 }
 
 
@@ -400,9 +404,7 @@ def _mamba2(metadata: Metadata, config: Config) -> Config:
 
 _MAMBA_2 = {
     **_state_space("mixer"),
-    "token_embd": "backbone.embeddings",
-    "output_norm": "backbone.norm_f",
-    "attn_norm": "norm",
+    **BACKBONE,
 }
 
 _NEMOTRON = GGUFFamily(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, experts
+from exo.models.gguf.families.family import Config, GGUFFamily, Metadata, experts, mlp
+from exo.models.gguf.families.recurrent import BACKBONE
 
 
 def _selective(module: str) -> dict[str, str]:
@@ -22,15 +23,13 @@ def _selective(module: str) -> dict[str, str]:
 
 _MAMBA = {
     **_selective("mixer"),
-    "token_embd": "backbone.embeddings",
-    "output_norm": "backbone.norm_f",
-    "attn_norm": "norm",
+    **BACKBONE,
 }
 _JAMBA = {
     **_selective("mamba"),
     "output_norm": "model.final_layernorm",
     "ffn_norm": "pre_ff_layernorm",
-    **{f"ffn_{place}": f"feed_forward.{place}_proj" for place in ("gate", "up", "down")},
+    **mlp("feed_forward"),
     **experts("feed_forward.router", "feed_forward.switch_mlp"),
 }
 
