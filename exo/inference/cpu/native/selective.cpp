@@ -22,7 +22,9 @@ void Model::selective_scan(const Layer& layer, int64_t state) {
 
   // A rounding of how fast a state fades adds up over all tokens.
   gated_.resize(rows_, width, {0});
-  std::memcpy(gated_.row(0), convolved_.data(), at_least(rows_ * width) * sizeof(float));
+  each_row(rows_, [&](int64_t i) {
+    std::memcpy(gated_.row(i), convolved_.data() + i * width, at_least(width) * sizeof(float));
+  });
   grow(router_out_, rows_ * made);
   run_linear({{scan.step_b_c.get(), &gated_, 0, rows_, router_out_.data(), made}}, true);
   gated_.resize(rows_, rank, {0});

@@ -79,21 +79,14 @@ struct Ops {
     return {_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(line, line)),
             _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(line, line))};
   }
-  static EXO_INLINE Int codes_u8(const uint8_t* p) {
-    return twice(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
-  }
   static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
     const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
     return twice(_mm_and_si128(_mm_srli_epi16(line, shift), _mm_set1_epi8(15)));
   }
   static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
-    const __m128i count = _mm_cvtsi32_si128(8 * byte);
-    const auto* at = reinterpret_cast<const __m256i*>(words);
-    const auto twice = [&](__m256i word) __attribute__((always_inline)) {
-      word = _mm256_and_si256(_mm256_srl_epi32(word, count), _mm256_set1_epi32(63));
-      return _mm256_or_si256(word, _mm256_slli_epi32(word, 16));
-    };
-    return {twice(_mm256_load_si256(at)), twice(_mm256_load_si256(at + 1))};
+    const Int once = bits_of(words, 8 * byte, 63);
+    return {_mm256_or_si256(once.v[0], _mm256_slli_epi32(once.v[0], 16)),
+            _mm256_or_si256(once.v[1], _mm256_slli_epi32(once.v[1], 16))};
   }
   static EXO_INLINE Int bits_of(const uint8_t* words, int shift, int mask) {
     const auto* at = reinterpret_cast<const __m256i*>(words);

@@ -64,13 +64,13 @@ struct Ops {
   static EXO_INLINE Int codes_i8(const uint8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
   }
-  static EXO_INLINE Int codes_u8(const uint8_t* p) {
-    return _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
-  }
   static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
-    return _mm512_and_si512(_mm512_srli_epi32(codes_u8(p), static_cast<unsigned>(shift)),
+    const Int bytes = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_and_si512(_mm512_srli_epi32(bytes, static_cast<unsigned>(shift)),
                             _mm512_set1_epi32(15));
   }
+  // By a shift of each lane: one by the same for all, which `bits_of` has, is two operations where
+  // the compiler does not know it.
   static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
     static constexpr int32_t kShifts[4] = {0, 8, 16, 24};
     const Int shifted = _mm512_srlv_epi32(load_int(words), _mm512_set1_epi32(kShifts[byte]));

@@ -81,7 +81,6 @@ struct Ops {
     return {vmovl_s16(vget_low_s16(wide[0])), vmovl_s16(vget_high_s16(wide[0])),
             vmovl_s16(vget_low_s16(wide[1])), vmovl_s16(vget_high_s16(wide[1]))};
   }
-  static EXO_INLINE Int codes_u8(const uint8_t* p) { return wide(vld1q_u8(p)); }
   static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
     const int8x16_t right = vdupq_n_s8(static_cast<int8_t>(-shift));
     return wide(vandq_u8(vshlq_u8(vld1q_u8(p), right), vdupq_n_u8(15)));

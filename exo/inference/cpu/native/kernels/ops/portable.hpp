@@ -11,16 +11,16 @@
 //   where only four bits of an index are to be looked at.
 //   add_group: the two fused steps that linear/blocks.hpp gives; add_scaled: the first of them.
 //   For super-blocks (linear/super.hpp) codes, small integers, are kept in an Int as it pleases:
-//   codes_i8, codes_u8: 16 bytes; codes_u4: four bits of each, from `shift` on; codes_u6: the lower
-//   six bits of byte `byte` of 16 words. pair_codes puts two into the halves of a lane, and
-//   add_pairs adds the products with two integers of 16 bits. bits_of: those of 16 words.
+//   codes_i8: 16 bytes; codes_u4: four bits of each, from `shift` on; codes_u6: the lower six bits
+//   of byte `byte` of 16 words. pair_codes puts two into the halves of a lane, and add_pairs adds
+//   the products with two integers of 16 bits. bits_of(words, shift, mask): lanes of 16 words.
 //   add_times(sum, a, times(codes, by)): sum + a * codes * by. With slabs_in_16_bits, instead:
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
 //   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count),
-//   divided(a, by), sums_of_8. And where linear/super_rows.hpp has tiles, what ops/avx512.hpp has
-//   for it. less_shifted(a, b, count): a - (b << count). kMaxRows: rows of activations a tile can
-//   take before it runs out of registers. kTileBlocks: blocks of packed weights that a tile takes
-//   at once.
+//   divided(a, by), sums_of_8. And for tiles of linear/super_rows.hpp what ops/avx512.hpp has.
+//   less_shifted(a, b, count): a - (b << count).
+//   kMaxRows: rows of activations a tile can take before it runs out of registers.
+//   kTileBlocks: blocks of packed weights that a tile takes at once.
 #pragma once
 
 #include "../vector.hpp"
@@ -90,20 +90,13 @@ struct Ops {
     for (int i = 0; i < 16; i++) codes.v[i] = static_cast<int8_t>(p[i]);
     return codes;
   }
-  static EXO_INLINE Int codes_u8(const uint8_t* p) {
-    Int codes;
-    for (int i = 0; i < 16; i++) codes.v[i] = p[i];
-    return codes;
-  }
   static EXO_INLINE Int codes_u4(const uint8_t* p, int shift) {
     Int codes;
     for (int i = 0; i < 16; i++) codes.v[i] = p[i] >> shift & 15;
     return codes;
   }
   static EXO_INLINE Int codes_u6(const uint8_t* words, int byte) {
-    Int codes;
-    for (int i = 0; i < 16; i++) codes.v[i] = words[4 * i + byte] & 63;
-    return codes;
+    return bits_of(words, 8 * byte, 63);
   }
   static EXO_INLINE Int bits_of(const uint8_t* words, int shift, int mask) {
     Int bits = read<Int>(words);
