@@ -9,6 +9,7 @@
 #include "super_panels.hpp"
 #include "super_rows.hpp"
 #ifdef EXO_TILES
+#include "super_tiles.hpp"
 #include "tiles_amx.hpp"
 #endif
 
@@ -22,10 +23,11 @@ using PackedTile = void (*)(const Matrix&, const QuantizedRows&, const FineGroup
 template <Coding C, Layout L>
 constexpr RowLimits row_limits() {
 #ifdef EXO_TILES
-  return {kAllRows, Ops::kMaxRows};
-#else
-  return Ops::row_limits(C, L == Layout::kSuper);
+  // Bytes need no decoding, and their tiles are slower than dot products.
+  if (L == Layout::kOffsets || (L == Layout::kZero && C.bits < 8))
+    return {kAllRows, kTilesFrom - 1};
 #endif
+  return Ops::row_limits(C, L == Layout::kSuper);
 }
 
 template <Coding C, Layout L, int M, int B>
@@ -154,14 +156,6 @@ struct SuperPanels {
   static void decode(const Matrix& w, int64_t block, const Panel& panel) {
     decode_super_block<C>(w, block, panel);
   }
-#ifdef EXO_TILES
-  using Steps = SuperTileSteps;
-  static void compute(const Matrix& w, const Panel& panel, const Steps& todo, Ahead ahead,
-                      int64_t row, int64_t rows, int64_t block, float* out, int64_t stride) {
-    super_tile_from_panel<kHalves>(w, panel, todo, super_offsets<C>(), ahead, row, rows, block, out,
-                                   stride);
-  }
-#else
   struct Steps {
     const QuantizedRows& x;
     const FineGroup* fine;
@@ -174,7 +168,6 @@ struct SuperPanels {
     super_block_from_panel<weight_bits<C>(), kHalves, super_offsets<C>(), Ops::kTileRows>(
         w, panel, todo.x, todo.fine, ahead, row, rows, block, out, stride);
   }
-#endif
 };
 
 // Rows of a tile of pairs of blocks. Where each result has two sums, those of its unit's halves,
@@ -316,7 +309,7 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
   const int64_t panel_bytes = slab_bytes + Panels::scale_bytes(w);
 #ifdef EXO_TILES
   const TileUnit::Session session(w.group);
-  constexpr int64_t kRows = TileUnit::kRows;
+  constexpr int64_t kRows = L == Layout::kSuper ? Ops::kTileRows : TileUnit::kRows;
 #else
   constexpr int64_t kRows = Ops::kTileRows;
 #endif
@@ -356,6 +349,14 @@ template <Coding C, Layout L>
 void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride, Upcoming next) {
   constexpr int64_t kPacked = row_limits<C, L>().packed;
+#ifdef EXO_TILES
+  if constexpr (L == Layout::kSuper) {
+    if (rows >= kTilesFrom) {
+      uint8_t* memory = scratch(static_cast<size_t>(super_tiles_bytes<C>(w, rows)));
+      return linear_super_tiles<C>(w, x, rows, begin, end, out, stride, memory);
+    }
+  }
+#endif
   if constexpr (kPacked < kAllRows) {
     if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride, next);
   }

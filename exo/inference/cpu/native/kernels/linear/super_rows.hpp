@@ -36,6 +36,7 @@ struct SlabsIn16Bits {
 template <Coding C, typename O = Ops>
 struct HeldUnit {
   static constexpr int kHalves = SuperTraits<C>::kHalves;
+  static constexpr SuperOffsets kOffsets = SlabsIn16Bits<C>::kLeft;  // what its end takes
   typename O::Bytes slabs[kSlabs];
   typename O::Int codes[kHalves];
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "plain_panels.hpp"
-#include "super_panels.hpp"
+#include "super_tiles.hpp"
 
 namespace exo::EXO_ISA {
 
@@ -28,12 +28,6 @@ struct TileUnit {
   EXO_INLINE void store(int32_t* out) { std::memcpy(out, sums, sizeof sums); }
 };
 #else
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Tile 0: sums, 16 rows of 16 integers. Tile 1: activations, 16 rows of `columns` bytes.
 // Tile 2: weights, columns / 4 slabs of 64 bytes.
 struct TileUnit {
@@ -128,98 +122,6 @@ void tile_from_panel(const Matrix& w, const Panel& panel, const Steps& todo, Ahe
     }
   }
   close();
-  for (int m = 0; m < rows; m++) finish(w, block, parts.total(m), out + (row + m) * stride);
-}
-
-// The same of super-blocks: their groups, the coarse part of all and then the fine part of those
-// units that have one, and where a part of a super-block ends.
-struct SuperTileSteps {
-  struct Step {
-    const int8_t* values;         // of the first row
-    int64_t group;                // of all columns
-    const QuantizedSuper* ended;  // what this is the last step of, the first row's; or null
-  };
-  int64_t count, rows, supers, stride;
-  Step* steps;
-  int32_t* multiples;  // [count][16], by row; rows past the last are its copies
-
-  static size_t bytes(const Matrix& w) {
-    return static_cast<size_t>(2 * w.groups()) * (sizeof(Step) + 16 * sizeof(int32_t));
-  }
-
-  SuperTileSteps(uint8_t* memory, const Matrix& w, const QuantizedRows& x, int64_t row,
-                 int64_t rows, const FineGroup* fine)
-      : count(0), rows(rows), supers(x.cols / kSuperCols), stride(x.stride) {
-    multiples = reinterpret_cast<int32_t*>(memory);
-    steps = reinterpret_cast<Step*>(multiples + 2 * w.groups() * 16);
-    for (int64_t s = 0; s < supers; s++) {
-      const SuperActivations coarse(x, x.coarse, row, s), left(x, x.fine, row, s);
-      for (int u = 0; u < QuantizedSuper::kUnits; u++) add(w, coarse, s, u);
-      steps[count - 1].ended = coarse.x;
-      const int64_t before = count;
-      for (; fine->index < (s + 1) * QuantizedSuper::kUnits; fine++) {
-        add(w, left, s, fine->index % QuantizedSuper::kUnits);
-      }
-      if (count > before) steps[count - 1].ended = left.x;
-    }
-  }
-
-  const QuantizedSuper& of_row(const QuantizedSuper* first, int64_t m) const {
-    return first[(m < rows ? m : rows - 1) * supers];
-  }
-
- private:
-  void add(const Matrix& w, const SuperActivations& x, int64_t super, int u) {
-    for (int column = u * kUnitCols; column < (u + 1) * kUnitCols; column += w.group) {
-      steps[count] = {x.values + column, (super * kSuperCols + column) / w.group, nullptr};
-      for (int64_t m = 0; m < 16; m++) multiples[16 * count + m] = of_row(x.x, m).multiples[u];
-      count++;
-    }
-  }
-};
-
-template <int HALVES>
-void super_tile_from_panel(const Matrix& w, const Panel& panel, const SuperTileSteps& todo,
-                           SuperOffsets offsets, Ahead ahead, int64_t row, int64_t rows,
-                           int64_t block, float* out, int64_t stride) {
-  using Scales = SuperScales<HALVES>;
-  alignas(64) int32_t sums[2][256];
-  Ops::Int total[16];
-#pragma GCC unroll 16
-  for (int m = 0; m < 16; m++) total[m] = Ops::zero_int();
-  PartSums<16> parts(w.parts, todo.supers);
-  const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
-    const auto& step = todo.steps[i];
-    multiply_group(w, panel, step.values, todo.stride, step.group, sums[i % 2]);
-  };
-  multiply(0);
-  int64_t last = -1;  // super-block that was added
-  for (int64_t i = 0; i < todo.count; i++) {
-    ahead.fetch();
-    if (i + 1 < todo.count) multiply(i + 1);
-    const auto& step = todo.steps[i];
-    const int64_t super = step.group / Scales::kGroups;
-    const Scales scales{reinterpret_cast<uint8_t*>(panel.scales) + super * Scales::kBytes};
-    const Ops::Int code =
-        Ops::load_int(scales.code(static_cast<int>(step.group % Scales::kGroups)));
-#pragma GCC unroll 16
-    for (int m = 0; m < 16; m++) {
-      total[m] = Ops::add_times(total[m], Ops::load_int(sums[i % 2] + 16 * m),
-                                Ops::times(code, todo.multiples[16 * i + m]));
-    }
-    if (step.ended == nullptr) continue;
-    const Ops::Float d = Ops::from_f32(scales.d()), factor = Ops::from_f32(scales.factor());
-    Ops::Float* y = parts.now();
-    const bool begins = parts.begins() && super != last;
-    last = super;
-#pragma GCC unroll 16
-    for (int m = 0; m < 16; m++) {
-      finish_super<HALVES, 1>(y + m, total + m, &todo.of_row(step.ended, m), 0, d, factor,
-                              scales.pairs(), offsets, begins);
-      total[m] = Ops::zero_int();
-    }
-    if (i + 1 == todo.count || todo.steps[i + 1].group / Scales::kGroups != super) parts.next();
-  }
   for (int m = 0; m < rows; m++) finish(w, block, parts.total(m), out + (row + m) * stride);
 }
 

@@ -56,6 +56,9 @@ struct Ops {
   static EXO_INLINE Int add_to_all(Int sum, int32_t value) {
     return _mm512_add_epi32(sum, _mm512_set1_epi32(value));
   }
+  static EXO_INLINE Int add_shifted(Int a, Int b, int count) {
+    return _mm512_add_epi32(a, _mm512_slli_epi32(b, static_cast<unsigned>(count)));
+  }
   static EXO_INLINE Int less_shifted(Int a, Int b, int count) {
     return _mm512_sub_epi32(a, _mm512_slli_epi32(b, static_cast<unsigned>(count)));
   }

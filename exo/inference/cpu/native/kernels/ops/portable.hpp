@@ -81,6 +81,10 @@ struct Ops {
     for (int32_t& lane : sum.v) lane += value;
     return sum;
   }
+  static EXO_INLINE Int add_shifted(Int a, const Int& b, int count) {
+    for (int i = 0; i < 16; i++) a.v[i] += b.v[i] * (1 << count);
+    return a;
+  }
   static EXO_INLINE Int less_shifted(Int a, const Int& b, int count) {
     for (int i = 0; i < 16; i++) a.v[i] -= b.v[i] * (1 << count);
     return a;
