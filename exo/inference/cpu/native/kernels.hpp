@@ -60,6 +60,9 @@ inline constexpr int64_t row_stride(int64_t cols, int group) {
   return ((bytes + 63) / 64 | 1) * 64;
 }
 
+inline constexpr int kSplitCols = 64;
+inline constexpr int64_t split_stride(int64_t cols) { return row_stride(2 * cols, kSuperCols); }
+
 // Rows of activations, quantized. Where one value dwarfs the others of its group, a byte leaves
 // these nothing: such a group is marked in `is_fine` [rows, cols / flag_cols()], and `fine` holds
 // what `coarse` left over. In other groups `fine` has the scale (or the multiple) and the sum 0 and
@@ -75,6 +78,9 @@ struct QuantizedRows {
   uint8_t* is_fine;
   int64_t cols, stride;
   int group;  // kSuperCols: as super-blocks read them, in units; kPairCols: bfloat16
+  // multiple * byte of what is coarse, in two bytes: int8 [rows, split_stride(cols)], of each
+  // kSplitCols columns the low bytes, unsigned, then the high ones. Null: no kernel reads it.
+  int8_t* split;
 
   // A part from `row` on.
   QuantizedPart from_row(const QuantizedPart& part, int64_t row) const {
@@ -228,6 +234,10 @@ struct KernelTable {
   // groups.
   void (*quantize_rows)(const float* x, int64_t rows, const QuantizedRows& out, int64_t first,
                         bool all_fine);
+  // Of quantized rows [first, first + rows), what tiles read of super-blocks for at least
+  // `split_from` rows.
+  void (*split_rows)(const QuantizedRows& x, int64_t first, int64_t rows);
+  int64_t split_from;
 
   // out[row * stride + n] = W x + bias for n in the rows of blocks [begin, end).
   void (*linear_int8)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,

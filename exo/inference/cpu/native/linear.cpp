@@ -64,6 +64,8 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
       part->groups.resize(group == kSuperCols ? 0 : scales);
       part->supers.resize(group == kSuperCols ? scales : 0);
     }
+    const bool splits = group == kSuperCols && rows >= kernels().split_from;
+    q.split.resize(splits ? static_cast<size_t>(padded * split_stride(cols)) : 0);
     q.is_fine.resize(static_cast<size_t>(padded * (cols / q.rows(0, cols).flag_cols())));
   }
   quantized_.resize(used);
@@ -79,7 +81,8 @@ QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
   const auto from = [&](const Part& part) -> QuantizedPart {
     return {at(part.values, first * stride), at(part.groups, row), at(part.supers, row)};
   };
-  QuantizedRows rows{from(coarse), from(fine), nullptr, cols, stride, group};
+  int8_t* split_at = at(split, first * split_stride(cols));
+  QuantizedRows rows{from(coarse), from(fine), nullptr, cols, stride, group, split_at};
   rows.is_fine = at(is_fine, first * (cols / rows.flag_cols()));
   return rows;
 }
@@ -96,7 +99,9 @@ void Activations::quantize(int64_t first, int64_t count, bool fine) {
     hadamard_->turn(row(i), cols_);
   }
   for (const Quantized& q : quantized_) {
-    kernels().quantize_rows(values() + first * cols_, count, q.rows(0, cols_), first, fine);
+    const QuantizedRows rows = q.rows(0, cols_);
+    kernels().quantize_rows(values() + first * cols_, count, rows, first, fine);
+    if (rows.split != nullptr) kernels().split_rows(rows, first, count);
   }
 }
 
@@ -128,6 +133,8 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row, boo
       }
     }
     copy(q.is_fine, other.is_fine, to, row, flags);
+    // Not copied: fewer rows may have none.
+    if (!q.split.empty()) kernels().split_rows(q.rows(0, cols_), to, 1);
   }
 }
 

@@ -42,6 +42,7 @@ class Activations {
     int group;
     Part coarse, fine;
     std::vector<uint8_t> is_fine;
+    Lines<int8_t> split;
 
     QuantizedRows rows(int64_t first, int64_t cols) const;
   };

@@ -12,10 +12,16 @@ namespace exo::EXO_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {
-    EXO_ISA_NAME, quantize_rows, linear_int8, linear_bfloat16, linear_float,   rms_norm,
-    layer_norm,   add_scaled,    gate,        rotate,          store_key,      store_value,
-    attend_chunk, merge,         normalize,   score_chunk,     multiply_chunk, convolve,
-    recur,        scan,          fade,        xielu,
+    EXO_ISA_NAME, quantize_rows,
+#ifdef EXO_TILES
+    split_rows,   kTilesFrom,
+#else
+    nullptr,      kAllRows,
+#endif
+    linear_int8,  linear_bfloat16, linear_float,   rms_norm,    layer_norm,   add_scaled,
+    gate,         rotate,          store_key,      store_value, attend_chunk, merge,
+    normalize,    score_chunk,     multiply_chunk, convolve,    recur,        scan,
+    fade,         xielu,
 };
 
 }  // namespace exo::EXO_ISA

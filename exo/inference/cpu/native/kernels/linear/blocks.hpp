@@ -6,6 +6,7 @@
 #pragma once
 
 #include <climits>
+#include <cstdlib>
 #include <type_traits>
 
 #include "../../slabs.hpp"
@@ -285,6 +286,25 @@ constexpr int slabs_at_once() {
 
 // The latency of a dot product is hidden by several sums a row where there are few rows.
 constexpr int sums_of_few(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+// Memory of this thread for panels and lists, kept from call to call.
+inline uint8_t* scratch(size_t bytes) {
+  static thread_local struct Scratch {
+    uint8_t* data = nullptr;
+    size_t size = 0;
+    ~Scratch() { std::free(data); }
+  } held;
+  if (held.size < bytes) {
+    std::free(held.data);
+    held.size = (bytes + 4095) / 4096 * 4096;
+    held.data = static_cast<uint8_t*>(std::aligned_alloc(4096, held.size));
+  }
+  return held.data;
+}
+
+// Packed weights of a set of blocks: those of the next one, fetched meanwhile, stay in an L2 cache
+// beside them.
+inline constexpr int64_t kSetBytes = 256 << 10;
 
 // A block decoded once for many rows: slabs as bytes, scales and offsets as floats.
 struct Panel {

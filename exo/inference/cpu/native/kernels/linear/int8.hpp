@@ -1,7 +1,6 @@
 // y = W x for affine weights and int8 activations: which tile computes which rows and blocks.
 #pragma once
 
-#include <cstdlib>
 #include <type_traits>
 
 #include "plain_panels.hpp"
@@ -9,8 +8,8 @@
 #include "super_panels.hpp"
 #include "super_rows.hpp"
 #ifdef EXO_TILES
+#include "plain_tiles.hpp"
 #include "super_tiles.hpp"
-#include "tiles_amx.hpp"
 #endif
 
 namespace exo::EXO_ISA {
@@ -24,8 +23,7 @@ template <Coding C, Layout L>
 constexpr RowLimits row_limits() {
 #ifdef EXO_TILES
   // Bytes need no decoding, and their tiles are slower than dot products.
-  if (L == Layout::kOffsets || (L == Layout::kZero && C.bits < 8))
-    return {kAllRows, kTilesFrom - 1};
+  if (L != Layout::kZero || C.bits < 8) return {kAllRows, kTilesFrom - 1};
 #endif
   return Ops::row_limits(C, L == Layout::kSuper);
 }
@@ -49,21 +47,6 @@ static_assert(Ops::kTileBlocks > 1 || Ops::kMaxRows <= 4);  // pairs have tables
 template <Coding C, Layout L>
 constexpr PackedTile kPackedTiles[] = {nullptr, packed_tile<C, L, 1>(), packed_tile<C, L, 2>(),
                                        packed_tile<C, L, 3>(), packed_tile<C, L, 4>()};
-
-// Memory of this thread for panels and lists, kept from call to call.
-inline uint8_t* scratch(size_t bytes) {
-  static thread_local struct Scratch {
-    uint8_t* data = nullptr;
-    size_t size = 0;
-    ~Scratch() { std::free(data); }
-  } held;
-  if (held.size < bytes) {
-    std::free(held.data);
-    held.size = (bytes + 4095) / 4096 * 4096;
-    held.data = static_cast<uint8_t*>(std::aligned_alloc(4096, held.size));
-  }
-  return held.data;
-}
 
 inline FineGroup* scratch_lists(int64_t groups) {
   return reinterpret_cast<FineGroup*>(scratch(static_cast<size_t>(groups) * sizeof(FineGroup)));
@@ -228,10 +211,6 @@ struct RowTiles {
   }
 };
 
-// Packed weights of a set of blocks: those of the next one, fetched meanwhile, stay in an L2 cache
-// beside them.
-inline constexpr int64_t kSetBytes = 256 << 10;
-
 // Blocks [begin, end) for all rows, in tiles straight from the packed weights: where registers hold
 // a tile of many rows, or of two blocks, decoding them again for each tile costs less than to keep
 // what was decoded. All tiles of rows take one set of blocks after the other, the next one's
@@ -308,8 +287,8 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
   const int64_t slab_bytes = w.cols * kBlockRows;
   const int64_t panel_bytes = slab_bytes + Panels::scale_bytes(w);
 #ifdef EXO_TILES
-  const TileUnit::Session session(w.group);
-  constexpr int64_t kRows = L == Layout::kSuper ? Ops::kTileRows : TileUnit::kRows;
+  [[maybe_unused]] const TileSession session(w.group < kTileCols ? w.group : kTileCols);
+  constexpr int64_t kRows = kTileRows;
 #else
   constexpr int64_t kRows = Ops::kTileRows;
 #endif
@@ -349,16 +328,15 @@ template <Coding C, Layout L>
 void linear_coded(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin, int64_t end,
                   float* out, int64_t stride, Upcoming next) {
   constexpr int64_t kPacked = row_limits<C, L>().packed;
-#ifdef EXO_TILES
-  if constexpr (L == Layout::kSuper) {
-    if (rows >= kTilesFrom) {
-      uint8_t* memory = scratch(static_cast<size_t>(super_tiles_bytes<C>(w, rows)));
-      return linear_super_tiles<C>(w, x, rows, begin, end, out, stride, memory);
-    }
-  }
-#endif
   if constexpr (kPacked < kAllRows) {
-    if (rows > kPacked) return linear_panels<C, L>(w, x, rows, begin, end, out, stride, next);
+    if (rows > kPacked) {
+#ifdef EXO_TILES
+      if constexpr (L == Layout::kSuper) {
+        return linear_super_tiles<C>(w, x, rows, begin, end, out, stride, next);
+      } else
+#endif
+        return linear_panels<C, L>(w, x, rows, begin, end, out, stride, next);
+    }
   }
   using Pairs = PairTiles<C, L>;
   constexpr bool kRowAfterRow = L == Layout::kSuper && takes_row_after_row<C>();

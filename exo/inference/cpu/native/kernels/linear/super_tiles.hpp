@@ -10,108 +10,84 @@
 #pragma once
 
 #include "super_rows.hpp"
+#include "tiles.hpp"
 
 namespace exo::EXO_ISA {
 
-// Rows from which on tiles are quicker than the dot products of an `Ops`: what is decoded for them
-// costs more. Where they are emulated, all that tests ask for.
-#ifdef EXO_AMX_EMULATED
-inline constexpr int64_t kTilesFrom = 9;
-#else
-inline constexpr int64_t kTilesFrom = 64;
-#endif
+inline constexpr int kTileSteps = kSuperCols / kTileCols;
+static_assert(kSplitCols == kTileCols);
 
-inline constexpr int kTileCols = 64, kTileSteps = kSuperCols / kTileCols;
-
-// 64 columns of 16 rows, or of 16 outputs as slabs, in two bytes.
-struct alignas(64) SplitStep {
-  uint8_t low[16 * kTileCols];
-  int8_t high[16 * kTileCols];
+// 64 columns of a block: slabs of low and of high bytes.
+struct alignas(64) SplitSlabs {
+  int8_t low[kTileCols * kBlockRows], high[kTileCols * kBlockRows];
 };
 
+// A super-block's sums of 16 rows, the first one's columns at `x`, by 16 outputs: of bytes low by
+// low, of unlike ones, and high by high.
+inline constexpr int kSplitSums = 3;
 #ifdef EXO_AMX_EMULATED
 // In plain C++: proves the logic on processors without AMX.
-struct TileSums {
-  static constexpr int kTiles = 3;
-  struct Session {};
-  static void multiply(const SplitStep* x, const SplitStep* w, int32_t* sums) {
-    std::memset(sums, 0, kTiles * 256 * 4);
-    for (int step = 0; step < kTileSteps; step++, x++, w++) {
-      for (int i = 0; i < 256; i++) {
-        for (int k = 0; k < kTileCols; k++) {
-          const int a = i / 16 * kTileCols + k, b = k / 4 * 64 + i % 16 * 4 + k % 4;
-          sums[i] += x->low[a] * w->low[b];
-          sums[256 + i] += x->low[a] * w->high[b] + x->high[a] * w->low[b];
-          sums[512 + i] += x->high[a] * w->high[b];
-        }
+inline void multiply_super(const int8_t* x, int64_t stride, const SplitSlabs* w, int32_t* sums) {
+  const auto low = [](int8_t byte) { return static_cast<uint8_t>(byte); };
+  std::memset(sums, 0, kSplitSums * kTileSums * sizeof *sums);
+  for (int step = 0; step < kTileSteps; step++, x += 2 * kTileCols, w++) {
+    for (int i = 0; i < kTileSums; i++) {
+      const int8_t* row = x + i / kBlockRows * stride;
+      for (int k = 0; k < kTileCols; k++) {
+        const int at = k / 4 * 64 + i % kBlockRows * 4 + k % 4;
+        const int x_low = low(row[k]), w_low = low(w->low[at]);
+        const int x_high = row[kTileCols + k], w_high = w->high[at];
+        sums[i] += x_low * w_low;
+        sums[kTileSums + i] += x_low * w_high + x_high * w_low;
+        sums[2 * kTileSums + i] += x_high * w_high;
       }
     }
   }
-};
+}
 #else
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-struct TileSums {
-  static constexpr int kTiles = 3;
-  // Tiles are released so that a context switch need not save them.
-  struct Session {
-    Session() {
-      TileConfig config;
-      for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
-      // gcc 12 drops the stores above otherwise: it does not see that the instruction reads memory.
-      asm volatile("" ::"r"(&config) : "memory");
-      _tile_loadconfig(&config);
-    }
-    ~Session() { _tile_release(); }
-    Session(const Session&) = delete;
-    Session& operator=(const Session&) = delete;
-  };
-
-  // [kTiles][16][16]: of bytes low by low, of unlike ones, and high by high.
-  static EXO_INLINE void multiply(const SplitStep* x, const SplitStep* w, int32_t* sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
+EXO_INLINE void multiply_super(const int8_t* x, int64_t stride, const SplitSlabs* w,
+                               int32_t* sums) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
 #pragma GCC unroll 4
-    for (int step = 0; step < kTileSteps; step++, x++, w++) {
-      _tile_loadd(4, x->low, kTileCols);
-      _tile_loadd(5, x->high, kTileCols);
-      _tile_loadd(6, w->low, 64);
-      _tile_loadd(7, w->high, 64);
-      _tile_dpbuud(0, 4, 6);
-      _tile_dpbusd(1, 4, 7);
-      _tile_dpbssd(2, 5, 7);
-      _tile_dpbsud(1, 5, 6);
-    }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
+  for (int step = 0; step < kTileSteps; step++, x += 2 * kTileCols, w++) {
+    _tile_loadd(4, x, stride);
+    _tile_loadd(5, x + kTileCols, stride);
+    _tile_loadd(6, w->low, 64);
+    _tile_loadd(7, w->high, 64);
+    _tile_dpbuud(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+    _tile_dpbssd(2, 5, 7);
+    _tile_dpbsud(1, 5, 6);
   }
-};
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + kTileSums, 64);
+  _tile_stored(2, sums + 2 * kTileSums, 64);
+}
 #endif
 
-EXO_INLINE void put_split(SplitStep& step, int at, const int16_t* values, int count) {
-  for (int i = 0; i < count; i++) step.low[at + i] = static_cast<uint8_t>(values[i]);
-  for (int i = 0; i < count; i++) step.high[at + i] = static_cast<int8_t>(values[i] >> 8);
+EXO_INLINE void put_split(const int16_t* values, int count, int8_t* low, int8_t* high) {
+  for (int i = 0; i < count; i++) low[i] = static_cast<int8_t>(values[i]);
+  for (int i = 0; i < count; i++) high[i] = static_cast<int8_t>(values[i] >> 8);
 }
 
-// 16 rows from `row` on of all super-blocks; those past the last are zeros.
-inline void split_rows(const QuantizedRows& x, int64_t row, int64_t rows, SplitStep* out) {
+inline void split_rows(const QuantizedRows& x, int64_t first, int64_t rows) {
   const int64_t supers = x.cols / kSuperCols;
-  if (rows < 16) std::memset(out, 0, static_cast<size_t>(supers * kTileSteps) * sizeof *out);
-  for (int64_t m = 0; m < rows && m < 16; m++) {
-    const QuantizedSuper* super = x.coarse.supers + (row + m) * supers;
-    const int8_t* values = x.coarse.values + (row + m) * x.stride;
-    for (int64_t u = 0; u < supers * QuantizedSuper::kUnits; u++, values += kUnitCols) {
-      const int by = super[u / QuantizedSuper::kUnits].multiples[u % QuantizedSuper::kUnits];
-      int16_t products[kUnitCols];
-      for (int k = 0; k < kUnitCols; k++) products[k] = static_cast<int16_t>(values[k] * by);
-      const int at = static_cast<int>(m * kTileCols + u % 2 * kUnitCols);
-      put_split(out[u / 2], at, products, kUnitCols);
+  for (int64_t r = first; r < first + rows; r++) {
+    const int8_t* values = x.coarse.values + r * x.stride;
+    int8_t* out = x.split + r * split_stride(x.cols);
+    for (int64_t s = 0; s < supers; s++) {
+      const QuantizedSuper& super = x.coarse.supers[r * supers + s];
+      for (int u = 0; u < QuantizedSuper::kUnits; u++, values += kUnitCols) {
+        int8_t* low = out + u / 2 * 2 * kSplitCols + u % 2 * kUnitCols;
+        int16_t products[kUnitCols];
+        for (int k = 0; k < kUnitCols; k++) {
+          products[k] = static_cast<int16_t>(values[k] * super.multiples[u]);
+        }
+        put_split(products, kUnitCols, low, low + kSplitCols);
+      }
+      out += 2 * kSuperCols;
     }
   }
 }
@@ -121,7 +97,7 @@ template <Coding C>
 struct SplitSuper {
   using T = SuperTraits<C>;
   static constexpr SuperOffsets kOffsets{T::kHasFactor, -1};  // what its end takes
-  SplitStep steps[kTileSteps];
+  SplitSlabs steps[kTileSteps];
   alignas(64) float d[kBlockRows], factor[kBlockRows];
   alignas(64) uint8_t pairs[64 * T::kPairs];
 
@@ -144,7 +120,8 @@ struct SplitSuper {
         int16_t products[64];
         const int16_t* code = codes[slab / kSlabs];
         for (int i = 0; i < 64; i++) products[i] = static_cast<int16_t>((q[i] - kZero) * code[i]);
-        put_split(steps[u / 2], 64 * (u % 2 * 8 + slab), products, 64);
+        const int line = 64 * (u % 2 * 8 + slab);
+        put_split(products, 64, steps[u / 2].low + line, steps[u / 2].high + line);
       });
     }
   }
@@ -252,84 +229,89 @@ void finish_fine_rows(const SuperAt<C>& at, const SuperActivations& left, const 
   }
 }
 
+// Rows y with the sums of one tile in them; rows past the last are dropped later.
+template <Coding C>
+EXO_INLINE void finish_tile(const int32_t* sums, const SplitSuper<C>& super,
+                            const SuperActivations& coarse, bool begins, Ops::Float* y) {
+  const Ops::Float d = Ops::from_f32(super.d), factor = Ops::from_f32(super.factor);
+  for (int first = 0; first < kTileRows; first += 4) {
+    Ops::Int total[4];
+#pragma GCC unroll 4
+    for (int m = 0; m < 4; m++) {
+      const int32_t* row = sums + kBlockRows * (first + m);
+      const auto sum = [&](int i) { return Ops::load_int(row + i * kTileSums); };
+      total[m] = Ops::add_shifted(Ops::add_shifted(sum(0), sum(1), 8), sum(2), 16);
+    }
+    finish_super<SuperTraits<C>::kHalves, 4>(y + first, total, coarse.x + first * coarse.supers,
+                                             coarse.supers, d, factor, super.pairs,
+                                             SplitSuper<C>::kOffsets, begins);
+  }
+}
+
 // Blocks whose super-blocks are multiplied by one of all rows while a cache holds it.
 inline constexpr int64_t kBlocksInTurn = 2;
 
 // Blocks [begin, end) for many rows.
 template <Coding C>
 void linear_super_tiles(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                        int64_t end, float* out, int64_t stride, uint8_t* memory) {
-  using T = SuperTraits<C>;
-  using Super = SplitSuper<C>;
-  const int64_t supers = w.cols / kSuperCols, tiles = (rows + 15) / 16;
-  const auto take = [&](int64_t bytes) {
-    uint8_t* taken = memory;
-    memory += (bytes + 63) / 64 * 64;
-    return taken;
+                        int64_t end, float* out, int64_t stride, Upcoming upcoming) {
+  const int64_t supers = w.cols / kSuperCols, tiles = (rows + kTileRows - 1) / kTileRows;
+  const int64_t split_bytes = split_stride(x.cols), padded = tiles * kTileRows;
+  size_t used = 0;
+  const auto reserve = [&](size_t size, int64_t count) {
+    const size_t at = used;
+    used += (size * static_cast<size_t>(count) + 63) / 64 * 64;
+    return at;
   };
-  const int64_t of_tile = supers * kTileSteps;
-  auto* split = reinterpret_cast<SplitStep*>(take(tiles * of_tile * int64_t{sizeof(SplitStep)}));
-  auto* held = reinterpret_cast<Super*>(take(kBlocksInTurn * int64_t{sizeof(Super)}));
-  auto* sums = reinterpret_cast<int32_t*>(take(2 * TileSums::kTiles * 256 * 4));
-  auto* totals = reinterpret_cast<Ops::Int*>(take(rows * 64));
-  auto* fine = reinterpret_cast<FineRow*>(take(rows * supers * int64_t{sizeof(FineRow)}));
-  auto* starts = reinterpret_cast<int64_t*>(take((supers + 1) * 8));
-  // [block][part][row]
-  auto* parts = reinterpret_cast<Ops::Float*>(memory);
+  const size_t decoded_at = reserve(sizeof(SplitSuper<C>), kBlocksInTurn),
+               sums_at = reserve(sizeof(int32_t), 2 * kSplitSums * kTileSums),
+               totals_at = reserve(sizeof(Ops::Int), rows),
+               fine_at = reserve(sizeof(FineRow), rows * supers),
+               starts_at = reserve(sizeof(int64_t), supers + 1),
+               parts_at = reserve(sizeof(Ops::Float), kBlocksInTurn * w.parts * padded);
+  uint8_t* memory = scratch(used);
+  auto* decoded = reinterpret_cast<SplitSuper<C>*>(memory + decoded_at);
+  auto* sums = reinterpret_cast<int32_t*>(memory + sums_at);
+  auto* totals = reinterpret_cast<Ops::Int*>(memory + totals_at);
+  auto* fine = reinterpret_cast<FineRow*>(memory + fine_at);
+  auto* starts = reinterpret_cast<int64_t*>(memory + starts_at);
   const auto part_at = [&](int64_t b, int64_t part) {
-    return parts + (b * w.parts + part) * tiles * 16;
+    return reinterpret_cast<Ops::Float*>(memory + parts_at) + (b * w.parts + part) * padded;
   };
-  for (int64_t t = 0; t < tiles; t++) {
-    split_rows(x, 16 * t, rows - 16 * t, split + t * of_tile);
-  }
   list_fine_rows(x, rows, fine, starts);
-  [[maybe_unused]] const typename TileSums::Session session;
-  for (int64_t b0 = begin; b0 < end; b0 += kBlocksInTurn) {
-    const int64_t count = end - b0 < kBlocksInTurn ? end - b0 : kBlocksInTurn;
+  [[maybe_unused]] const TileSession session(kTileCols);
+  for (int64_t first = begin; first < end; first += kBlocksInTurn) {
+    const auto blocks_from = [&](int64_t b) {
+      return end - b < kBlocksInTurn ? end - b : kBlocksInTurn;
+    };
+    const int64_t count = blocks_from(first), after = first + count;
+    const Upcoming next =
+        after < end ? Upcoming{w.block(after), blocks_from(after) * w.block_bytes()} : upcoming;
+    Fetching fetching(next, kSetBytes, supers * tiles * count);
     SuperAt<C> at[kBlocksInTurn];
-    for (int64_t b = 0; b < count; b++) at[b] = {w.block(b0 + b)};
+    for (int64_t b = 0; b < count; b++) at[b] = {w.block(first + b)};
     for (int64_t s = 0; s < supers; s++) {
-      for (int64_t b = 0; b < count; b++) held[b].decode(at[b]);
+      for (int64_t b = 0; b < count; b++) decoded[b].decode(at[b]);
       const int64_t part = s * w.parts / supers;
       const bool begins = s * w.parts % supers == 0;
+      // One tile ahead: its stores are not forwarded to loads, which would else wait for them.
+      const auto sums_of = [&](int64_t i) { return sums + i % 2 * kSplitSums * kTileSums; };
       const auto multiply = [&](int64_t i) __attribute__((always_inline)) {
-        const SplitStep* rows_at = split + i / count * of_tile + s * kTileSteps;
-        TileSums::multiply(rows_at, held[i % count].steps, sums + i % 2 * TileSums::kTiles * 256);
-      };
-      constexpr int kLines = SuperAt<C>::kBytes / 64;
-      const auto fetch = [&](int64_t b, int64_t t) __attribute__((always_inline)) {
-        const uint8_t* next = at[b].header + SuperAt<C>::kBytes;
-        for (int64_t l = kLines * t / tiles; l < kLines * (t + 1) / tiles; l++) {
-          __builtin_prefetch(next + 64 * l);
-        }
+        const int8_t* at_rows = x.split + i / count * kTileRows * split_bytes + 2 * kSuperCols * s;
+        multiply_super(at_rows, split_bytes, decoded[i % count].steps, sums_of(i));
       };
       multiply(0);
       for (int64_t i = 0; i < tiles * count; i++) {
+        fetching.take(1).fetch();
         if (i + 1 < tiles * count) multiply(i + 1);
-        const int64_t t = i / count, b = i % count;
-        fetch(b, t);
-        const int32_t* of = sums + i % 2 * TileSums::kTiles * 256;
-        const SuperActivations coarse(x, x.coarse, 16 * t, s);
-        const Super& super = held[b];
-        Ops::Float* y = part_at(b, part) + 16 * t;
-        const Ops::Float d = Ops::from_f32(super.d), factor = Ops::from_f32(super.factor);
-        for (int m = 0; m < 16; m += 4) {
-          Ops::Int total[4];
-#pragma GCC unroll 4
-          for (int r = 0; r < 4; r++) {
-            const auto sum = [&](int tile) {
-              return Ops::load_int(of + 256 * tile + 16 * (m + r));
-            };
-            total[r] = Ops::add_shifted(Ops::add_shifted(sum(0), sum(1), 8), sum(2), 16);
-          }
-          finish_super<T::kHalves, 4>(y + m, total, coarse.x + m * supers, supers, d, factor,
-                                      super.pairs, Super::kOffsets, begins);
-        }
+        const int64_t row = i / count * kTileRows, b = i % count;
+        const SuperActivations coarse(x, x.coarse, row, s);
+        finish_tile<C>(sums_of(i), decoded[b], coarse, begins, part_at(b, part) + row);
       }
+      const SuperActivations left(x, x.fine, 0, s);
       const int64_t some = starts[s + 1] - starts[s];
       for (int64_t b = 0; b < count; b++) {
         if (some > 0) {
-          const SuperActivations left(x, x.fine, 0, s);
           finish_fine_rows<C>(at[b], left, fine + starts[s], some, totals, part_at(b, part));
         }
         at[b].next();
@@ -338,20 +320,10 @@ void linear_super_tiles(const Matrix& w, const QuantizedRows& x, int64_t rows, i
     for (int64_t b = 0; b < count; b++) {
       for (int64_t m = 0; m < rows; m++) {
         const auto of = [&](int i) { return part_at(b, i)[m]; };
-        finish(w, b0 + b, joined(w.parts, of), out + m * stride);
+        finish(w, first + b, joined(w.parts, of), out + m * stride);
       }
     }
   }
-}
-
-// Bytes of memory for that.
-template <Coding C>
-int64_t super_tiles_bytes(const Matrix& w, int64_t rows) {
-  const int64_t supers = w.cols / kSuperCols, tiles = (rows + 15) / 16;
-  return tiles * supers * kTileSteps * int64_t{sizeof(SplitStep)} +
-         kBlocksInTurn * int64_t{sizeof(SplitSuper<C>)} + 2 * TileSums::kTiles * 256 * 4 +
-         rows * (64 + supers * int64_t{sizeof(FineRow)}) + (supers + 1) * 8 +
-         kBlocksInTurn * w.parts * tiles * 16 * 64 + 7 * 64;
 }
 
 }  // namespace exo::EXO_ISA

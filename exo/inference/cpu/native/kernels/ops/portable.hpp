@@ -18,7 +18,7 @@
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
 //   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count),
 //   divided(a, by), sums_of_8. And for tiles of linear/super_rows.hpp what ops/avx512.hpp has.
-//   less_shifted(a, b, count): a - (b << count).
+//   less_shifted(a, b, count): a - (b << count). With tiles add_shifted(a, b, count): a + it.
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
 //   kTileBlocks: blocks of packed weights that a tile takes at once.
 #pragma once
@@ -82,7 +82,10 @@ struct Ops {
     return sum;
   }
   static EXO_INLINE Int add_shifted(Int a, const Int& b, int count) {
-    for (int i = 0; i < 16; i++) a.v[i] += b.v[i] * (1 << count);
+    for (int i = 0; i < 16; i++) {  // what is added last may bring it back into 32 bits
+      a.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) +
+                                    (static_cast<uint32_t>(b.v[i]) << count));
+    }
     return a;
   }
   static EXO_INLINE Int less_shifted(Int a, const Int& b, int count) {

@@ -1,19 +1,15 @@
-// Blocks of 16 rows by 16 outputs in the AMX tile registers: the same integers as the dot products
-// of an `Ops`, then the same steps, so the same bits.
+// Plain groups in the AMX tile registers, 16 rows by 16 outputs: the same integers as the dot
+// products of an `Ops`, then the same steps, so the same bits.
 #pragma once
 
 #include "plain_panels.hpp"
-#include "super_tiles.hpp"
+#include "tiles.hpp"
 
 namespace exo::EXO_ISA {
 
 #ifdef EXO_AMX_EMULATED
 // The three instructions used, in plain C++: proves the logic on processors without AMX.
 struct TileUnit {
-  static constexpr int64_t kRows = 16;
-  struct Session {
-    explicit Session(int) {}
-  };
   int32_t sums[16][16] = {};
   EXO_INLINE void zero() { std::memset(sums, 0, sizeof sums); }
   void multiply(const int8_t* a, int64_t stride, const uint8_t* slabs, int columns) {
@@ -28,32 +24,12 @@ struct TileUnit {
   EXO_INLINE void store(int32_t* out) { std::memcpy(out, sums, sizeof sums); }
 };
 #else
-// Tile 0: sums, 16 rows of 16 integers. Tile 1: activations, 16 rows of `columns` bytes.
-// Tile 2: weights, columns / 4 slabs of 64 bytes.
 struct TileUnit {
-  static constexpr int64_t kRows = 16;
-  // Tiles are configured for one group size, and released so that a context switch need not save
-  // them.
-  struct Session {
-    explicit Session(int group) {
-      const int columns = group < 64 ? group : 64;
-      TileConfig config;
-      config.row_bytes[0] = 64, config.rows[0] = 16;
-      config.row_bytes[1] = static_cast<uint16_t>(columns), config.rows[1] = 16;
-      config.row_bytes[2] = 64, config.rows[2] = static_cast<uint8_t>(columns / 4);
-      // gcc 12 drops the stores above otherwise: it does not see that the instruction reads memory.
-      asm volatile("" ::"r"(&config) : "memory");
-      _tile_loadconfig(&config);
-    }
-    ~Session() { _tile_release(); }
-    Session(const Session&) = delete;
-    Session& operator=(const Session&) = delete;
-  };
   EXO_INLINE void zero() { _tile_zero(0); }
   EXO_INLINE void multiply(const int8_t* a, int64_t stride, const uint8_t* slabs, int) {
-    _tile_loadd(1, a, stride);
-    _tile_loadd(2, slabs, 64);
-    _tile_dpbsud(0, 1, 2);
+    _tile_loadd(4, a, stride);
+    _tile_loadd(6, slabs, 64);
+    _tile_dpbsud(0, 4, 6);
   }
   EXO_INLINE void store(int32_t* out) { _tile_stored(0, out, 64); }
 };
@@ -63,7 +39,7 @@ struct TileUnit {
 // the last one of a short tile are computed from whatever the buffer holds and dropped.
 EXO_INLINE void multiply_group(const Matrix& w, const Panel& panel, const int8_t* values,
                                int64_t stride, int64_t group, int32_t* sum) {
-  const int columns = w.group < 64 ? w.group : 64;
+  const int columns = w.group < kTileCols ? w.group : kTileCols;
   TileUnit tiles;
   tiles.zero();
   for (int k = 0; k < w.group; k += columns) {
