@@ -14,6 +14,7 @@ from tinychat_page import IN_BROWSER, answered, ask, read_in, said, watched
 
 pytestmark = IN_BROWSER
 
+
 async def test_without_a_mouse(page: Page) -> None:
     """The focus is where one writes; everything else is reached by Tab, and seen to be."""
     await expect(page.locator("#input")).to_be_focused()
@@ -90,7 +91,7 @@ async def _thread_seconds(devtools: CDPSession) -> float:
 
 
 async def test_an_answer_of_fifty_thousand_tokens(page: Page) -> None:
-    """Ten times the answer is about ten times the work, not a hundred times, and the page answers."""
+    """Ten times the answer is about ten times the work, not a hundred; and the page answers."""
     paragraph = "Some *words* and `code`, one after the other, a line of them and more. " * 4
     block = f"{paragraph}\n\n```python\ndef f(x):\n    return x + 1\n```\n\n- one\n- two\n\n"
     blocks = (60, 600)
