@@ -134,7 +134,7 @@ async def test_ctrl_c_ends_in_time_even_while_the_engine_works(tmp_path: Path) -
         asked = asyncio.create_task(node.chat())
         await until(lambda: "loading" in node.log.read_text(), "the engine is at work")
         node.send(signal.SIGINT)
-        await until(lambda: not node.lives, "the process ended", 5)
+        await until(lambda: not node.lives, "the process ended", 2)
         with pytest.raises(Exception):  # noqa: B017 - the server is gone, however it shows
             await asked
 
