@@ -57,6 +57,13 @@ def two_free_ports() -> int:
     return first
 
 
+def slowed(file: Path, step_s: float = 0.015) -> dict[str, str]:
+    """For a node of the dummy engine that takes twenty times as long for a step while the file is
+    there. An answer must not be at its end before a test, on a busy machine, has done in its middle
+    what the test is about: seconds that are enough here are too few somewhere."""
+    return {"EXO_DUMMY_FAULTS": f"delay={step_s},slow_while={file}"}
+
+
 async def until(condition: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
     """Wait until `condition` (a coroutine function or a function) is true; its value."""
     deadline = time.monotonic() + timeout_s

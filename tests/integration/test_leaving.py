@@ -12,25 +12,23 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cluster import ApiError, Cluster, ExoProcess, cluster, until
+from cluster import ApiError, Cluster, ExoProcess, cluster, slowed, until
 
 ROLES = {"head": "3GB", "middle": "2GB", "tail": "1GB", "api": "500KB"}
 """Memory makes the ring's order; `api` is too small for a layer, so it only serves clients."""
 
-LONG = {"max_tokens": 150}  # 5 s and more
+LONG = {"max_tokens": 150}
+"""Some thirty steps, as its tokens are guessed by the dozen: a second, and half a minute and more
+while the nodes are `slowed`."""
 
 
-async def ring_of_three(c: Cluster) -> str:
+async def ring_of_three(c: Cluster, slow: Path) -> str:
     """The nodes, together, and what they answer while nobody leaves."""
     for role in ROLES:
-        start(c, role)
+        faults = {} if role == "api" else slowed(slow)
+        c.add(role, "--memory", ROLES[role], **faults)
     await c.together()
     return await c.nodes["api"].chat(**LONG)
-
-
-def start(c: Cluster, role: str) -> None:
-    delay = "" if role == "api" else "delay=0.03"
-    c.add(role, "--memory", ROLES[role], EXO_DUMMY_FAULTS=delay)
 
 
 async def ended(node: ExoProcess, timeout_s: float) -> float:
@@ -65,13 +63,16 @@ async def test_a_node_that_ends_has_others_take_over_first(
     leaver: str, way: signal.Signals, tmp_path: Path
 ) -> None:
     async with cluster(tmp_path) as c:
-        expected = await ring_of_three(c)
+        slow = tmp_path / "slow"
+        expected = await ring_of_three(c, slow)
         api, node = c.nodes["api"], c.nodes[leaver]
+        slow.touch()
         answer = asyncio.create_task(api.chat(**LONG))
         await begun(answer, api)
         node.send(way)
         assert await ended(node, 8) < 5
         assert not answer.done(), "it should still be going on, on the others"
+        slow.unlink()
         rest = [role for role in ("head", "middle", "tail") if role != leaver]
         await without(api, rest)
         assert await answer == expected
@@ -83,14 +84,17 @@ async def test_a_drained_node_lives_and_has_no_part_until_that_is_undone(
     drained: str, tmp_path: Path
 ) -> None:
     async with cluster(tmp_path) as c:
-        expected = await ring_of_three(c)
+        slow = tmp_path / "slow"
+        expected = await ring_of_three(c, slow)
         api = c.nodes["api"]
+        slow.touch()
         answer = asyncio.create_task(api.chat(**LONG))
         await begun(answer, api)
         said = await exo("drain", drained, api=api)
         assert said.returncode == 0, said.stderr
         assert f"{drained} has no part in rings" in said.stdout
         assert not answer.done()
+        slow.unlink()
         rest = [role for role in ("head", "middle", "tail") if role != drained]
         await without(api, rest)
         topology = await api.get("/v1/topology")
@@ -139,9 +143,11 @@ async def test_a_node_that_cannot_be_replaced_says_so_and_ends_in_time(tmp_path:
 
 async def test_clients_of_a_node_that_ends_get_their_answers_to_the_end(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        node = c.add("only", EXO_DUMMY_FAULTS="delay=0.03")
+        slow = tmp_path / "slow"
+        node = c.add("only", **slowed(slow))
         await c.together()
         expected = await node.chat(max_tokens=60)
+        slow.touch()
         answer = asyncio.create_task(node.chat(max_tokens=60))
         await begun(answer, node)
         node.send(signal.SIGINT)
@@ -149,15 +155,18 @@ async def test_clients_of_a_node_that_ends_get_their_answers_to_the_end(tmp_path
         with pytest.raises(ApiError) as refused:
             await node.chat()
         assert refused.value.status == 503 and "shutting down" in refused.value.message
+        slow.unlink()
         assert await answer == expected
         await ended(node, 3)
 
 
 async def test_the_second_signal_ends_a_node_at_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        node = c.add("only", EXO_DUMMY_FAULTS="delay=0.03")
+        slow = tmp_path / "slow"
+        node = c.add("only", **slowed(slow))
         await c.together()
-        await node.chat()  # so that what runs from now on is the answer, not a warm-up
+        slow.touch()
+        await node.chat(max_tokens=1)  # so that what runs from now on is the answer, not a warm-up
         answer = asyncio.create_task(node.chat(max_tokens=1000))
         await begun(answer, node)
         node.send(signal.SIGINT)

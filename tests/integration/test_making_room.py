@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zoo
-from cluster import ApiError, Cluster, cluster, until
+from cluster import ApiError, Cluster, cluster, slowed, until
 
 ROOM = ("--memory", "9MB")
 """Two of these hold one dummy model of 10 MB, 90 % of their memory being used."""
@@ -36,8 +36,9 @@ async def test_the_model_used_longest_ago_makes_room_but_not_while_it_answers(
 ) -> None:
     other, third = model(tmp_path, "other"), model(tmp_path, "third")
     async with cluster(tmp_path) as c:
+        slow = tmp_path / "slow"
         for name in ("a", "b"):
-            c.add(name, *ROOM, EXO_DUMMY_FAULTS="delay=0.01")
+            c.add(name, *ROOM, **slowed(slow, 0.01))
         await c.together()
         a, b = c.nodes["a"], c.nodes["b"]
         said = await a.chat()
@@ -45,12 +46,14 @@ async def test_the_model_used_longest_ago_makes_room_but_not_while_it_answers(
         assert await b.chat(model=other) == said
         assert await loaded(c) == {"a": {other}, "b": {other}}
 
+        slow.touch()
         answer = a.stream(model=other, max_tokens=300)
         pieces = [await anext(answer)]
         for node in (a, b):
             with pytest.raises(ApiError) as refused:
                 await node.chat(model=third)
             assert refused.value.code == "model_too_large"
+        slow.unlink()
         pieces += [piece async for piece in answer]
         assert len("".join(pieces)) == 300
         assert await a.chat(model=third) == said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cluster import ApiError, Cluster, cluster, until
+from cluster import ApiError, Cluster, cluster, slowed, until
 
 
 async def ring_of(c: Cluster, n: int) -> None:
@@ -42,10 +42,11 @@ async def test_requests_at_once_give_each_exactly_its_solo_tokens(tmp_path: Path
 
 async def test_a_join_is_used_and_does_not_disturb_a_running_answer(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        c.add("n0", "--memory", "2GB", "--no-speculation", EXO_DUMMY_FAULTS="delay=0.02")
+        slow = tmp_path / "slow"
+        c.add("n0", "--memory", "2GB", "--no-speculation", **slowed(slow, 0.005))
         await c.together()
         expected = await c.nodes["n0"].chat(max_tokens=400)
-        # A token a step: 8 s, in which another process starts and joins, on a busy machine too.
+        slow.touch()
         running = asyncio.create_task(c.nodes["n0"].chat(max_tokens=400))
         c.add("n1", "--memory", "1GB")
         await c.together()
@@ -55,6 +56,7 @@ async def test_a_join_is_used_and_does_not_disturb_a_running_answer(tmp_path: Pa
 
         await until(both_serve, "a plan with the node that joined")
         assert not running.done()
+        slow.unlink()
         assert await running == expected
         assert await c.nodes["n1"].chat(max_tokens=400) == expected
 

@@ -4,15 +4,15 @@ import asyncio
 import time
 from pathlib import Path
 
-from cluster import Cluster, cluster, until
+from cluster import Cluster, cluster, slowed, until
 
 MEMORY = {"head": "3GB", "middle": "2GB", "tail": "1GB"}
 STEP_S = 0.01
 
 
 def _add(c: Cluster, name: str, folder: Path, memory: str, *arguments: str) -> None:
-    faults = f"delay={STEP_S},slow_while={folder / name}"
-    c.add(name, "--memory", memory, "--no-speculation", *arguments, EXO_DUMMY_FAULTS=faults)
+    faults = slowed(folder / name, STEP_S)
+    c.add(name, "--memory", memory, "--no-speculation", *arguments, **faults)
 
 
 async def test_an_answer_goes_on_without_a_node_that_has_become_slow(tmp_path: Path) -> None:
