@@ -21,7 +21,7 @@ from exo.topology.placement import NodePace
 
 Wanted = TypeVar("Wanted")
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Raised whenever nodes of two versions could misunderstand each other, or compute the same answer
 to other bits (tests/unit/inference/test_cpu_native_check.py)."""
 

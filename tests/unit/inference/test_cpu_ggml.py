@@ -75,6 +75,20 @@ def test_products_are_near_with_bytes_and_exact_with_floats(name: str) -> None:
         assert np.array_equal(packed.apply(x[:rows]), whole[:rows]), rows
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_of_one_size_with_the_signs_of_the_weights_fit_the_sums(name: str) -> None:
+    """The largest sums that there are, which kernels keep in 16 bits where they can."""
+    packed, weight = pack(name)
+    signs = np.where(weight < 0, -1, 1).astype(np.float32)
+    x = np.concatenate([signs, -signs])
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+    whole = packed.apply(x)
+    size = np.sqrt((expected**2).mean())
+    assert np.sqrt(((whole - expected) ** 2).mean()) < 0.01 * size
+    for row in (0, 1, ROWS, 2 * ROWS - 1):  # one row is multiplied with sums of 32 bits
+        assert np.array_equal(packed.apply(x[row : row + 1])[0], whole[row]), row
+
+
 @pytest.mark.parametrize(
     "name", [name for name in FORMATS if name[:3] not in ("IQ1", "IQ2", "IQ3")]
 )

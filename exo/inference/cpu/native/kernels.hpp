@@ -23,25 +23,27 @@ struct QuantizedGroup {
 
 // The same for super-blocks (matrix.hpp), whose sums stay integers over all of their 256 columns:
 // x ~ scale * multiple * q, the multiple that of a unit of 32 columns. It is at most 8, so that
-// multiple * total of a unit needs 16 bits and what a super-block adds up 32.
+// multiple * total of a unit needs 16 bits and what a super-block adds up 32. The bytes of 16
+// columns, each without its sign, add up to kMostOfHalf at most: so their products with weights of
+// up to 6 bits need 16 bits, too, as do those of 32 columns with weights of 4 bits.
 struct alignas(64) QuantizedSuper {
-  static constexpr int kUnits = kSuperCols / kUnitCols;
+  static constexpr int kUnits = kSuperCols / kUnitCols, kHalves = 2 * kUnits, kMostOfHalf = 1023;
   int32_t multiples[kUnits];
-  int16_t unit_sums[kUnits];  // multiple * total
-  float scale;
-  // With what a sum begins where values stand for what is so much less, the most that there is.
-  int32_t unit_less[kUnits];         // -kUnitZero * total
-  int32_t half_less[2 * kUnits];     // of each 16 columns -kHalfZero * total
-  int32_t quarter_less[4 * kUnits];  // of each 8 -kQuarterZero * total
-  int16_t half_sums[2 * kUnits];     // of each 16 multiple * total
-  static constexpr int kUnitZero = 128, kHalfZero = 64, kQuarterZero = 32;
+  int16_t half_multiples[kHalves];                // each twice
+  int16_t unit_sums[kUnits], half_sums[kHalves];  // multiple * total, of 32 and of 16 columns
+  // With what a sum begins where values stand for what is so much less.
+  int32_t unit_less[kUnits];    // -kUnitZero * total
+  int32_t half_less[kHalves];   // -kHalfZero * total
+  int32_t second_less[kUnits];  // of second halves, and kBias (linear/super_halves.hpp)
+  alignas(64) float scale;      // a line by itself makes their number odd (scale_stride)
+  static constexpr int kUnitZero = 128, kHalfZero = 32, kBias = 1 << 15;
 };
 inline constexpr int kMostMultiple = 8;
 
 struct QuantizedPart {
   int8_t* values;
   QuantizedGroup* groups;
-  QuantizedSuper* supers;  // instead of groups: [rows, cols / 256]
+  QuantizedSuper* supers;  // instead of groups: [rows, scale_stride]
 
   // The same where group `index` is the first; its values too where `columns` says how many each
   // has.
@@ -59,6 +61,12 @@ inline constexpr int64_t row_stride(int64_t cols, int group) {
   const int64_t bytes = group == kPairCols ? (cols + 1) / 2 * 8 : cols;
   return ((bytes + 63) / 64 | 1) * 64;
 }
+
+// From one row's groups or super-blocks to the next one's: of these too an odd number of lines.
+inline constexpr int64_t scale_stride(int64_t cols, int group) {
+  return group == kSuperCols ? cols / group | 1 : cols / group;
+}
+static_assert(sizeof(QuantizedSuper) / 64 % 2 == 1);
 
 inline constexpr int kSplitCols = 64;
 inline constexpr int64_t split_stride(int64_t cols) { return row_stride(2 * cols, kSuperCols); }
@@ -84,7 +92,7 @@ struct QuantizedRows {
 
   // A part from `row` on.
   QuantizedPart from_row(const QuantizedPart& part, int64_t row) const {
-    const int64_t scales = row * (cols / group);
+    const int64_t scales = row * scale_stride(cols, group);
     if (group == kSuperCols) return {part.values + row * stride, nullptr, part.supers + scales};
     return {part.values + row * stride, part.groups + scales, nullptr};
   }

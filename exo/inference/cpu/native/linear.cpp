@@ -58,7 +58,7 @@ void Activations::resize(int64_t rows, int64_t cols, const std::vector<int>& gro
       q.coarse.values.resize(values);
       continue;
     }
-    const auto scales = static_cast<size_t>(padded * (cols / group));
+    const auto scales = static_cast<size_t>(padded * scale_stride(cols, group));
     for (Part* part : {&q.coarse, &q.fine}) {
       part->values.resize(values);
       part->groups.resize(group == kSuperCols ? 0 : scales);
@@ -77,7 +77,7 @@ QuantizedRows Activations::Quantized::rows(int64_t first, int64_t cols) const {
     using Value = typename std::decay_t<decltype(v)>::value_type;
     return v.empty() ? nullptr : const_cast<Value*>(v.data()) + i;
   };
-  const int64_t row = first * (cols / group), stride = row_stride(cols, group);
+  const int64_t row = first * scale_stride(cols, group), stride = row_stride(cols, group);
   const auto from = [&](const Part& part) -> QuantizedPart {
     return {at(part.values, first * stride), at(part.groups, row), at(part.supers, row)};
   };
@@ -113,7 +113,7 @@ void Activations::copy_row(int64_t to, const Activations& from, int64_t row, boo
   for (size_t i = 0; i < quantized_.size(); i++) {
     Quantized& q = quantized_[i];
     const Quantized& other = from.quantized_[i];
-    const int64_t scales = cols_ / q.group, stride = row_stride(cols_, q.group);
+    const int64_t scales = scale_stride(cols_, q.group), stride = row_stride(cols_, q.group);
     if (q.group == kPairCols) {
       copy(q.coarse.values, other.coarse.values, to, row, stride);
       continue;

@@ -180,93 +180,106 @@ EXO_INLINE int quantize_group(const float* x, int count, float inverse, int8_t* 
 
 struct Peak {
   float largest, energy;
+  float of_half;  // the most that 16 columns add up to, each without its sign
   // Whether one value leaves the others of its group nothing.
   EXO_INLINE bool dwarfs() const { return largest * largest > kPeakShare * energy; }
 };
 EXO_INLINE Peak peak_of(const float* x, int count) {
   VecF peak = {}, energy[kVecs] = {};
+  float of_half = 0;
   for (int i = 0; i < count; i += kLanes) {
+    VecF amount[kVecs];
     for (int v = 0; v < kVecs; v++) {
       const VecF some = load(x + i + v * W);
-      peak = max(peak, abs(some));
+      amount[v] = abs(some);
+      peak = max(peak, amount[v]);
       energy[v] = fma(some, some, energy[v]);
     }
+    const float sum = reduce_add(amount);
+    of_half = of_half > sum ? of_half : sum;
   }
-  return {reduce_max(peak), reduce_add(energy)};
+  return {reduce_max(peak), reduce_add(energy), of_half};
 }
 
-// What `values` at `scale` leave over of x, in bytes of a 254th of it; returns their sum.
+// What `values` at `scale` leave over of x, in bytes so that half of it is `most`; returns their
+// sum.
 EXO_INLINE int quantize_rest(const float* x, int count, const int8_t* values, float scale,
-                             float inverse, int8_t* rest) {
+                             float inverse, int most, int8_t* rest) {
   float left[128];
   for (int i = 0; i < count; i++) {
     left[i] = fma(-scale, static_cast<float>(values[i]), x[i]);
   }
-  return quantize_group(left, count, inverse * 254.f, rest);
+  return quantize_group(left, count, inverse * static_cast<float>(2 * most), rest);
 }
 
-// What sums over a super-block's `values` begin with.
-template <typename O = Ops>
-EXO_INLINE void put_less(const int8_t* values, QuantizedSuper& out) {
+// What kernels read of a super-block beside its bytes, whose sums of halves are `sums`.
+EXO_INLINE void put_super(QuantizedSuper& out, float scale, const int32_t* multiples,
+                          const int32_t* sums) {
   constexpr int kUnits = QuantizedSuper::kUnits;
-  int32_t quarters[4 * kUnits];
-  for (int i = 0; i < kSuperCols; i += 64) O::sums_of_8(values + i, quarters + i / 8);
+  out.scale = scale;
   for (int u = 0; u < kUnits; u++) {
-    const int32_t* own = quarters + 4 * u;
-    out.unit_less[u] = -QuantizedSuper::kUnitZero * (own[0] + own[1] + own[2] + own[3]);
+    const int32_t sum = sums[2 * u] + sums[2 * u + 1];
+    out.multiples[u] = multiples[u];
+    out.unit_sums[u] = static_cast<int16_t>(multiples[u] * sum);
+    out.unit_less[u] = -QuantizedSuper::kUnitZero * sum;
+    out.second_less[u] = QuantizedSuper::kBias - QuantizedSuper::kHalfZero * sums[2 * u + 1];
   }
   for (int h = 0; h < 2 * kUnits; h++) {
-    out.half_less[h] = -QuantizedSuper::kHalfZero * (quarters[2 * h] + quarters[2 * h + 1]);
-  }
-  for (int q = 0; q < 4 * kUnits; q++) {
-    out.quarter_less[q] = -QuantizedSuper::kQuarterZero * quarters[q];
+    out.half_multiples[h] = static_cast<int16_t>(multiples[h / 2]);
+    out.half_sums[h] = static_cast<int16_t>(multiples[h / 2] * sums[h]);
+    out.half_less[h] = -QuantizedSuper::kHalfZero * sums[h];
   }
 }
 
-// One super-block. The largest value becomes 127 at the largest multiple; other units have the
-// least one that holds theirs.
+// One super-block. The largest value becomes 127 at the largest multiple, or less where 16 columns
+// would add up to too much; other units have the least multiple that holds theirs.
 inline void quantize_super(const float* x, bool all_fine, int8_t* values, QuantizedSuper& coarse,
                            int8_t* rest, QuantizedSuper& fine, uint8_t* is_fine) {
-  Peak peaks[QuantizedSuper::kUnits];
+  constexpr int kUnits = QuantizedSuper::kUnits;
+  constexpr int kHalf = kUnitCols / 2, kMostRest = QuantizedSuper::kMostOfHalf / kHalf;
+  static_assert(kLanes == kHalf);
+  // Rounding adds at most a half to each.
+  constexpr float kOfHalf = 127.f / (QuantizedSuper::kMostOfHalf - kHalf / 2);
+  float peaks[kUnits];
+  bool dwarfs[kUnits];
   float largest = 0;
-  for (int u = 0; u < QuantizedSuper::kUnits; u++) {
-    peaks[u] = peak_of(x + u * kUnitCols, kUnitCols);
-    largest = largest > peaks[u].largest ? largest : peaks[u].largest;
+  for (int u = 0; u < kUnits; u++) {
+    const Peak peak = peak_of(x + u * kUnitCols, kUnitCols);
+    const float sum = peak.of_half * kOfHalf;
+    peaks[u] = peak.largest > sum ? peak.largest : sum;
+    dwarfs[u] = peak.dwarfs();
+    largest = largest > peaks[u] ? largest : peaks[u];
   }
   constexpr float kSmallest = 1e-30f;  // below, a reciprocal may be infinite
   if (!(largest > kSmallest)) largest = 0;
-  coarse.scale = largest * (1.f / (127 * kMostMultiple));
-  fine.scale = coarse.scale * (1.f / 254.f);
-  bool some_fine = false;
+  const float scale = largest * (1.f / (127 * kMostMultiple));
   const float steps = largest > 0 ? kMostMultiple / largest : 0.f;
-  for (int u = 0; u < QuantizedSuper::kUnits; u++) {
-    const float wanted = peaks[u].largest * steps;
+  int32_t multiples[kUnits], of_fine[kUnits], sums[2 * kUnits], rests[2 * kUnits] = {};
+  bool some_fine = false;
+  for (int u = 0; u < kUnits; u++) {
+    const float wanted = peaks[u] * steps;
     int multiple = static_cast<int>(wanted);
     multiple += static_cast<float>(multiple) < wanted;
     multiple = multiple < 1 ? 1 : multiple > kMostMultiple ? kMostMultiple : multiple;
-    const float step = coarse.scale * static_cast<float>(multiple);
+    const float step = scale * static_cast<float>(multiple);
     const float inverse = 127.f / static_cast<float>(multiple) * steps;
-    is_fine[u] = largest > 0 && (all_fine || peaks[u].dwarfs());
-    const int of_fine = is_fine[u] ? multiple : 0;
-    int sums[2], rests[2] = {};
-    for (int h = 0; h < 2; h++) {
-      const int at = u * kUnitCols + h * (kUnitCols / 2);
-      sums[h] = quantize_group(x + at, kUnitCols / 2, inverse, values + at);
-      if (is_fine[u]) {
-        rests[h] = quantize_rest(x + at, kUnitCols / 2, values + at, step, inverse, rest + at);
-      }
-      coarse.half_sums[2 * u + h] = static_cast<int16_t>(multiple * sums[h]);
-      fine.half_sums[2 * u + h] = static_cast<int16_t>(multiple * rests[h]);
-    }
-    coarse.multiples[u] = multiple;
-    fine.multiples[u] = of_fine;
-    coarse.unit_sums[u] = static_cast<int16_t>(multiple * (sums[0] + sums[1]));
-    fine.unit_sums[u] = static_cast<int16_t>(multiple * (rests[0] + rests[1]));
+    is_fine[u] = largest > 0 && (all_fine || dwarfs[u]);
+    multiples[u] = multiple;
+    of_fine[u] = is_fine[u] ? multiple : 0;
     some_fine |= is_fine[u] != 0;
+    for (int h = 2 * u; h < 2 * u + 2; h++) {
+      const int at = h * kHalf;
+      sums[h] = quantize_group(x + at, kHalf, inverse, values + at);
+      if (is_fine[u]) {
+        rests[h] = quantize_rest(x + at, kHalf, values + at, step, inverse, kMostRest, rest + at);
+      }
+    }
   }
-  if constexpr (begins_less()) {
-    put_less(values, coarse);
-    if (some_fine) put_less(rest, fine);  // of other units any numbers, as they have no multiple
+  put_super(coarse, scale, multiples, sums);
+  if (some_fine) {
+    put_super(fine, scale * (1.f / (2 * kMostRest)), of_fine, rests);
+  } else {
+    fine = {};
   }
 }
 
@@ -275,10 +288,11 @@ inline void quantize_supers(const float* x, int64_t rows, const QuantizedRows& o
   const int64_t supers = out.cols / kSuperCols;
   for (int64_t r = first; r < first + rows; r++) {
     for (int64_t s = 0; s < supers; s++, x += kSuperCols) {
-      const int64_t at = r * supers + s, value = r * out.stride + s * kSuperCols;
+      const int64_t at = r * scale_stride(out.cols, kSuperCols) + s;
+      const int64_t value = r * out.stride + s * kSuperCols;
       quantize_super(x, all_fine, out.coarse.values + value, out.coarse.supers[at],
                      out.fine.values + value, out.fine.supers[at],
-                     out.is_fine + at * QuantizedSuper::kUnits);
+                     out.is_fine + (r * supers + s) * QuantizedSuper::kUnits);
     }
   }
 }
@@ -306,7 +320,7 @@ inline void quantize_rows(const float* x, int64_t rows, const QuantizedRows& out
       if (!out.is_fine[at]) continue;
       const float step = scale * (1.f / 254.f);
       const int left_sum =
-          quantize_rest(in, out.group, coarse, scale, inverse, out.fine.values + value);
+          quantize_rest(in, out.group, coarse, scale, inverse, 127, out.fine.values + value);
       out.fine.groups[at] = {step, step * static_cast<float>(left_sum), -left_sum};
     }
   }

@@ -5,6 +5,7 @@
 
 #include "plain_panels.hpp"
 #include "quicker.hpp"
+#include "super_packed.hpp"
 #include "super_panels.hpp"
 #include "super_rows.hpp"
 #ifdef EXO_TILES
@@ -158,7 +159,7 @@ struct SuperPanels {
 template <Coding C, Layout L>
 constexpr int pair_rows() {
   if constexpr (L == Layout::kSuper) {
-    if (SuperTraits<C>::kHalves == 2 && Ops::kTileRows > 4) return 4;
+    if (SuperTraits<C>::kHalves == 2 && !multiplies_halves<C>() && Ops::kTileRows > 4) return 4;
   }
   return Ops::kTileRows;
 }

@@ -5,8 +5,7 @@
 //   total[n] = sum of code[n][g] * multiple[u] * (sum of q[n][k] * xq[k])
 //   offset[n] = sum of offset code[n][g] * multiple[u] * (sum of xq[k])
 // then, where offsets have codes of their own,
-//   y[n] = fma(d[n] * x_scale, total[n], y[n])
-//   y[n] = fma(factor[n] * x_scale, offset[n], y[n])
+//   y[n] = fma(fma(factor[n], offset[n], d[n] * total[n]), x_scale, y[n])
 // and elsewhere, the codes being the scales' and values standing for q - zero,
 //   y[n] = fma(d[n] * x_scale, total[n] - zero * offset[n], y[n])
 // The same again from what is left over of those units that are fine in some row of the tile.
@@ -56,6 +55,14 @@ constexpr bool multiplies_by_shifts() {
   return requires { O::times_few; };
 }
 
+// With what a sum over group `g` begins where values stand for what is 2^shift less.
+template <int HALVES, typename O = Ops>
+EXO_INLINE auto less_of(const QuantizedSuper& x, int g, int shift) {
+  constexpr int kZero = HALVES == 1 ? QuantizedSuper::kUnitZero : QuantizedSuper::kHalfZero;
+  const auto less = O::same_int(HALVES == 1 ? x.unit_less[g] : x.half_less[g]);
+  return 1 << shift > kZero ? O::shifted_left(less, 1) : O::divided(less, kZero >> shift);
+}
+
 // Integer sums of M rows and B blocks over one unit, whose slabs come one after the other.
 template <int BITS, int HALVES, int M, int B = 1, typename O = Ops>
 struct UnitSums {
@@ -81,10 +88,8 @@ struct UnitSums {
   EXO_INLINE void begin_less(const QuantizedSuper* x, int64_t next, int u, int shift) {
     if constexpr (begins_less<O>()) {
       for (int m = 0; m < M; m++, x += next) {
-        const int32_t* less = HALVES == 1 ? x->unit_less + u : x->half_less + 2 * u;
-        const int most = HALVES == 1 ? QuantizedSuper::kUnitZero : QuantizedSuper::kHalfZero;
         for (int h = 0; h < HALVES; h++) {
-          const auto start = O::divided(O::same_int(less[h]), most >> shift);
+          const auto start = less_of<HALVES, O>(*x, HALVES * u + h, shift);
           for (int b = 0; b < B; b++) sum[b][m][h * kPerGroup] = start;
         }
       }
@@ -169,8 +174,9 @@ EXO_INLINE void finish_super(Ops::Float* y, const Ops::Int* total, const Quantiz
     if (!offsets.has_factor && offsets.zero_shift >= 0) {
       all = Ops::less_shifted(all, offset[m], offsets.zero_shift);
     }
-    y[m] = Ops::add_scaled(begins ? Ops::zero_float() : y[m], d, scale, all);
-    if (offsets.has_factor) y[m] = Ops::add_scaled(y[m], factor, scale, offset[m]);
+    const Ops::Float before = begins ? Ops::zero_float() : y[m];
+    y[m] = offsets.has_factor ? Ops::add_both(before, d, all, factor, offset[m], scale)
+                              : Ops::add_scaled(before, d, scale, all);
   }
 }
 
@@ -252,9 +258,9 @@ struct SuperActivations {
   EXO_INLINE SuperActivations(const QuantizedRows& rows, const QuantizedPart& part, int64_t row,
                               int64_t super)
       : values(part.values + row * rows.stride + super * kSuperCols),
-        x(part.supers + row * (rows.cols / kSuperCols) + super),
+        x(part.supers + row * scale_stride(rows.cols, kSuperCols) + super),
         stride(rows.stride),
-        supers(rows.cols / kSuperCols) {}
+        supers(scale_stride(rows.cols, kSuperCols)) {}
 
   // The same of row `first` and those `distance` from one to the next.
   EXO_INLINE SuperActivations of_rows(int first, int distance) const {
@@ -305,74 +311,6 @@ EXO_INLINE void add_packed_unit(const uint8_t* p, const SuperHeader<C>& header, 
     if (vendor.shifts_aside) return add_all(std::true_type{});
   }
   add_all(std::false_type{});
-}
-
-// B blocks for `rows` rows, up to M: see block_from_packed.
-template <Coding C, int M, int B = 1>
-void super_block_from_packed(const Matrix& w, const QuantizedRows& x, const FineGroup* fine,
-                             int64_t row, int64_t rows, int64_t block, float* out, int64_t stride,
-                             Ahead ahead) {
-  using T = SuperTraits<C>;
-  constexpr int kUnits = QuantizedSuper::kUnits;
-  constexpr bool kOne = M * B == 1;  // whose weights are decoded once for both parts
-  constexpr SuperOffsets kOffsets = left_to_finish(super_offsets<C>());
-  alignas(64) uint8_t pairs[64 * T::kPairs];
-  const int64_t supers = w.cols / kSuperCols, apart = w.block_bytes();
-  SuperAt<C> at{w.block(block)};
-  PartSums<B * M> sums(w.parts, supers);
-  for (int64_t s = 0; s < supers; s++, sums.next(), at.next()) {
-    if constexpr (B == 1) prefetch<M, at.kHeaderLines>(at.header);
-    const SuperHeader<C> header(at.header);
-    const SuperActivations coarse(x, x.coarse, row, s), left(x, x.fine, row, s);
-    Ops::Int total[B * M], of_left[B * M];
-    for (auto& sum : total) sum = Ops::zero_int();
-    for (auto& sum : of_left) sum = Ops::zero_int();
-    const int64_t end = (s + 1) * kUnits;
-    const bool some_fine = fine->index < end;
-    for (int u = 0; u < kUnits; u++) {
-      const uint8_t* p = at.unit(u);
-      if constexpr (B > 1) {
-        ahead.fetch();
-      } else {
-        prefetch<M, C.bits>(p);
-      }
-      if (kOne && s * kUnits + u == fine->index) {
-        add_packed_unit<C, M, 2, B>(p, header, apart, u, {&coarse, &left}, {total, of_left});
-        fine++;
-      } else {
-        add_packed_unit<C, M, 1, B>(p, header, apart, u, {&coarse}, {total});
-      }
-    }
-    for (; !kOne && fine->index < end; fine++) {
-      const int u = fine->index % kUnits;
-      const uint8_t* unit = at.unit(u);
-      with_fine_rows<M, B>(
-          *fine, of_left,
-          [&](auto some, int first, int distance, Ops::Int* of) __attribute__((always_inline)) {
-            const SuperActivations rows = left.of_rows(first, distance);
-            add_packed_unit<C, some.value, 1, B>(unit, header, apart, u, {&rows}, {of});
-          });
-    }
-    Ops::Float* y = sums.now();
-#pragma GCC unroll 2
-    for (int b = 0; b < B; b++) {
-      const SuperHeader<C> own(header.header + b * apart);
-      if constexpr (kOffsets.are_any()) own.store_pairs(pairs);
-      const Ops::Float d = own.d(), factor = own.factor();
-      const auto finish = [&](const Ops::Int* sums, const SuperActivations& of, bool begins)
-                              __attribute__((always_inline)) {
-                                finish_super<T::kHalves, M>(y + b * M, sums + b * M, of.x, supers,
-                                                            d, factor, pairs, kOffsets, begins);
-                              };
-      finish(total, coarse, sums.begins());
-      if (some_fine) finish(of_left, left, false);
-    }
-  }
-  for (int b = 0; b < B; b++) {
-    for (int m = 0; m < rows; m++) {
-      finish(w, block + b, sums.total(b * M + m), out + (row + m) * stride);
-    }
-  }
 }
 
 }  // namespace exo::EXO_ISA

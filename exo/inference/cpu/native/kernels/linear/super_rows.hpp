@@ -18,15 +18,14 @@ constexpr bool takes_row_after_row() {
 inline constexpr int kRowsInTurn = most_rows(12);
 static_assert(kRowsInTurn <= kMostRows);
 
-// Bytes of activations are at most 127 from 0.
+// Slabs of one group whose sum fits (kernels.hpp, QuantizedSuper).
 template <Coding C>
 struct SlabsIn16Bits {
-  static constexpr int kZero = C.bits == 6 ? QuantizedSuper::kQuarterZero : 0;  // taken from sums
-  static constexpr int kMost = C.bits == 6 ? kZero : (1 << C.bits) - 1;         // of a value
-  static constexpr int kFit = INT16_MAX / (127 * 4 * kMost);
-  static constexpr int kCount = kFit >= 4 ? 4 : kFit;
-  static_assert(kCount == 2 || kCount == 4);
-  static_assert(kZero == 0 || kCount == 2);  // `quarter_less` is that of two
+  static constexpr int kZero = C.bits == 6 ? QuantizedSuper::kHalfZero : 0;  // taken from sums
+  static constexpr int kMost = C.bits == 6 ? kZero : (1 << C.bits) - 1;      // of a value
+  static constexpr int kFit = INT16_MAX / (QuantizedSuper::kMostOfHalf * kMost);
+  static constexpr int kCount = kFit >= 2 && SuperTraits<C>::kHalves == 1 ? 8 : 4;
+  static_assert(kFit >= 1);
   // What a super-block's end takes.
   static constexpr SuperOffsets kLeft{super_offsets<C>().has_factor,
                                       kZero > 0 ? -1 : super_offsets<C>().zero_shift};
@@ -60,8 +59,8 @@ struct HeldUnit {
 #pragma GCC unroll 4
     for (int i = 0; i < kSlabs; i += Fit::kCount) {
       typename O::Int sum = O::zero_int();
-      if constexpr (Fit::kZero > 0) sum = O::same_int(x.quarter_less[4 * u + i / 2]);
-#pragma GCC unroll 4
+      if constexpr (Fit::kZero > 0) sum = O::same_int(x.half_less[2 * u + i / 4]);
+#pragma GCC unroll 8
       for (int s = i; s < i + Fit::kCount; s++) O::add_dot(sum, slabs[s], values + 4 * s);
       O::add_products_of_16(total, sum, times[i * kHalves / kSlabs]);
     }
@@ -152,8 +151,8 @@ void super_block_row_after_row(const Matrix& w, const QuantizedRows& x, const Fi
     add_row_after_row<C, M>(at, coarse, ahead, totals);
     ahead.at += kUnits * 64 * ahead.lines;
     if constexpr (kLeft.are_any()) header.store_pairs(pairs);
-    finish_super<T::kHalves, M>(sums.now(), totals, coarse.x, supers, header.d(), header.factor(),
-                                pairs, kLeft, sums.begins());
+    finish_super<T::kHalves, M>(sums.now(), totals, coarse.x, coarse.supers, header.d(),
+                                header.factor(), pairs, kLeft, sums.begins());
     if (fine->index < (s + 1) * kUnits) {
       const SuperActivations left(x, x.fine, row, s);
       fine = add_fine_units<C>(at, left, fine, s, sums.now());

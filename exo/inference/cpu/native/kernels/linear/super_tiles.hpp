@@ -78,7 +78,7 @@ inline void split_rows(const QuantizedRows& x, int64_t first, int64_t rows) {
     const int8_t* values = x.coarse.values + r * x.stride;
     int8_t* out = x.split + r * split_stride(x.cols);
     for (int64_t s = 0; s < supers; s++) {
-      const QuantizedSuper& super = x.coarse.supers[r * supers + s];
+      const QuantizedSuper& super = x.coarse.supers[r * scale_stride(x.cols, kSuperCols) + s];
       for (int u = 0; u < QuantizedSuper::kUnits; u++, values += kUnitCols) {
         int8_t* low = out + u / 2 * 2 * kSplitCols + u % 2 * kUnitCols;
         int16_t products[kUnitCols];

@@ -217,6 +217,15 @@ struct Ops {
     }
     return y;
   }
+  static EXO_INLINE Float add_both(Float y, Float d, Int total, Float factor, Int offset,
+                                   float scale) {
+    for (int i = 0; i < 2; i++) {
+      const __m256 own = _mm256_mul_ps(d.v[i], _mm256_cvtepi32_ps(total.v[i]));
+      const __m256 both = _mm256_fmadd_ps(factor.v[i], _mm256_cvtepi32_ps(offset.v[i]), own);
+      y.v[i] = _mm256_fmadd_ps(both, _mm256_set1_ps(scale), y.v[i]);
+    }
+    return y;
+  }
 
  private:
   // Computed here: GCC would make a tree of all sums, and run out of registers.

@@ -112,14 +112,6 @@ struct Ops {
   static EXO_INLINE Int shifted_left(Int a, int count) {
     return _mm512_slli_epi32(a, static_cast<unsigned>(count));
   }
-  // Of 64 bytes the sums of each eight.
-  static EXO_INLINE void sums_of_8(const int8_t* values, int32_t* sums) {
-    const __m512i bytes = _mm512_loadu_si512(values), flip = _mm512_set1_epi8(-128);
-    const __m512i each = _mm512_sad_epu8(_mm512_xor_si512(bytes, flip), zero_int());
-    const __m256i found = _mm512_cvtepi64_epi32(each);
-    const __m256i more = _mm256_set1_epi32(8 * 128);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), _mm256_sub_epi32(found, more));
-  }
   // By a power of two, which leaves nothing.
   static EXO_INLINE Int divided(Int a, int by) {
     return by == 1 ? a : _mm512_srai_epi32(a, static_cast<unsigned>(__builtin_ctz(by)));
@@ -145,7 +137,7 @@ struct Ops {
         : "m"(*reinterpret_cast<const Word*>(four)), "v"(weights));
 #endif
   }
-  // Of lanes the lower 16 bits; the upper ones of `times` are 0.
+  // Of both halves of each lane.
   static EXO_INLINE void add_products_of_16(Int& total, Int a, Int times) {
 #ifdef EXO_AVX512_EMULATED
     total = _mm512_dpwssd_epi32(total, a, times);
@@ -156,6 +148,18 @@ struct Ops {
   static EXO_INLINE Int lower_16(Int a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }
   static EXO_INLINE Int times_16(Int a, int by) {
     return _mm512_mullo_epi16(a, _mm512_set1_epi32(by));
+  }
+  // Two sums of 16 bits in one lane: the second one goes on where the first one ended, shifted, and
+  // would borrow from it where it is below 0, but for kBias, which is in `start`.
+  static EXO_INLINE void begin_second(Int& sum, const int32_t& start) {
+#ifdef EXO_AVX512_EMULATED
+    sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 16), same_int(start));
+#else
+    asm("vpslld $16, %0, %0\n\tvpaddd %1%{1to16%}, %0, %0" : "+v"(sum) : "m"(start));
+#endif
+  }
+  static EXO_INLINE void end_second(Int& sum) {
+    sum = _mm512_xor_si512(sum, _mm512_set1_epi32(QuantizedSuper::kBias));
   }
   // Two columns of 16 outputs, and those two of a row.
   static EXO_INLINE Float add_bf16(Float y, Int weights, const int8_t* two) {
@@ -186,6 +190,12 @@ struct Ops {
   static EXO_INLINE Float add_scaled(Float y, Float scale, float x_scale, Int sum) {
     const Float s = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
     return _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(sum), y);
+  }
+  static EXO_INLINE Float add_both(Float y, Float d, Int total, Float factor, Int offset,
+                                   float scale) {
+    const Float own = _mm512_mul_ps(d, _mm512_cvtepi32_ps(total));
+    const Float both = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(offset), own);
+    return _mm512_fmadd_ps(both, _mm512_set1_ps(scale), y);
   }
 };
 

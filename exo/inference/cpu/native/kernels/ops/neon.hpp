@@ -188,6 +188,14 @@ struct Ops {
     }
     return y;
   }
+  static EXO_INLINE Float add_both(Float y, Float d, Int total, Float factor, Int offset,
+                                   float scale) {
+    for (int i = 0; i < 4; i++) {
+      const float32x4_t own = vmulq_f32(d.v[i], vcvtq_f32_s32(total.v[i]));
+      y.v[i] = vfmaq_n_f32(y.v[i], vfmaq_f32(own, factor.v[i], vcvtq_f32_s32(offset.v[i])), scale);
+    }
+    return y;
+  }
 
  private:
   static EXO_INLINE Int wide(uint8x16_t bytes) {

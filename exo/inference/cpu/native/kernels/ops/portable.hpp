@@ -9,7 +9,8 @@
 //   from each weight. add_to_all: one integer, to every lane.
 //   entries(table, indices): of sixteen bytes those that are asked for; permuted_entries: the same
 //   where only four bits of an index are to be looked at.
-//   add_group: the two fused steps that linear/blocks.hpp gives; add_scaled: the first of them.
+//   add_group: the two fused steps that linear/blocks.hpp gives; add_scaled: the first of them;
+//   add_both: see linear/super.hpp.
 //   For super-blocks (linear/super.hpp) codes, small integers, are kept in an Int as it pleases:
 //   codes_i8: 16 bytes; codes_u4: four bits of each, from `shift` on; codes_u6: the lower six bits
 //   of byte `byte` of 16 words. pair_codes puts two into the halves of a lane, and add_pairs adds
@@ -17,7 +18,7 @@
 //   add_times(sum, a, times(codes, by)): sum + a * codes * by. With slabs_in_16_bits, instead:
 //   few_times(few, codes), add_few_times(sum, few, codes), and add_multiple(sum, a, by).
 //   Where multiplying lanes is quick: product(a, b), same_int(value), shifted_left(a, count),
-//   divided(a, by), sums_of_8. And for tiles of linear/super_rows.hpp what ops/avx512.hpp has.
+//   divided(a, by). And for linear/super_rows.hpp and super_halves.hpp what ops/avx512.hpp has.
 //   less_shifted(a, b, count): a - (b << count). With tiles add_shifted(a, b, count): a + it.
 //   kMaxRows: rows of activations a tile can take before it runs out of registers.
 //   kTileBlocks: blocks of packed weights that a tile takes at once.
@@ -180,6 +181,20 @@ struct Ops {
   }
   static EXO_INLINE Float add_scaled(Float y, const Float& scale, float x_scale, const Int& sum) {
     return add_group(y, scale, x_scale, sum, {}, 0);
+  }
+  static EXO_INLINE Float add_both(Float y, const Float& d, const Int& total, const Float& factor,
+                                   const Int& offset, float scale) {
+    const auto floats = [](const Int& sum, int i) {
+      VecI whole;
+      __builtin_memcpy(&whole, sum.v + i, sizeof whole);
+      return __builtin_convertvector(whole, VecF);
+    };
+    for (int i = 0; i < 16; i += W) {
+      const VecF own = exo::EXO_ISA::load(d.v + i) * floats(total, i);
+      const VecF both = fma(exo::EXO_ISA::load(factor.v + i), floats(offset, i), own);
+      exo::EXO_ISA::store(y.v + i, fma(both, scale, exo::EXO_ISA::load(y.v + i)));
+    }
+    return y;
   }
 };
 
