@@ -360,7 +360,9 @@ class PlanKeeper:
             asyncio.get_running_loop().call_later(self._beat_s, self.look_soon)
             return
         self._rest_who_is_slow()
-        staying = alive - self._draining() - self.resting.reasons().keys()
+        staying = alive - self._draining()
+        # Slowly rather than not at all.
+        staying = staying - self.resting.reasons().keys() or staying
         for model_id in self.published.wanted if staying else ():
             if model_id not in self._fitting and not self._fits(model_id, staying):
                 work = self._fit(model_id, staying)
@@ -385,7 +387,7 @@ class PlanKeeper:
     def _fits(self, model_id: str, alive: frozenset[str]) -> bool:
         """Whether a model is served by all who live and stay, or was tried to be a moment ago."""
         plan, last = self.published.of(model_id), self._fitted.get(model_id)
-        unwanted = self._draining() | self.resting.reasons().keys()
+        unwanted = self._draining() | self.resting.reasons().keys() - alive
         fitting = plan if plan is not None and unwanted.isdisjoint(plan.node_ids) else None
         has_all = fitting is not None and alive <= set(fitting.node_ids)
         is_whole = fitting is not None and fitting.expert_share == 1

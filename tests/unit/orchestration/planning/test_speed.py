@@ -36,6 +36,19 @@ class Pair:
         assert all(plan is not None and plan == plans[0] for plan in plans)
         return set(plans[0].node_ids) if plans[0] is not None else set()
 
+    def die(self, name: str) -> None:
+        node = self.net.nodes.pop(name)
+        self.net.reset(name)
+        self.loop.run_until_complete(node.stop())
+
+    def resting(self, name: str) -> set[str]:
+        """Who rests, for all that a node knows."""
+
+        async def reasons() -> dict[str, str]:
+            return self.net.nodes[name].keeper.resting.reasons()
+
+        return set(self.loop.run_until_complete(reasons()))
+
     def stop(self) -> None:
         for node in self.net.nodes.values():
             self.loop.run_until_complete(node.stop())
@@ -64,6 +77,14 @@ def test_one_that_becomes_slow_rests_and_is_used_again(pair: Pair) -> None:
     pair.net.nodes["b"].slowdown = 1.0
     assert pair.ring_after(10) == {"a"}
     assert pair.ring_after(35) == {"a", "b"}
+
+
+def test_one_that_rests_serves_when_nobody_else_is_left(pair: Pair) -> None:
+    pair.net.nodes["b"].slowdown = 10.0
+    assert pair.ring_after(8) == {"a"}
+    pair.die("a")
+    assert pair.ring_after(8) == {"b"}
+    assert pair.resting("b") == {"b"}
 
 
 def test_who_is_slow_together_stays_together(pair: Pair) -> None:
