@@ -85,7 +85,7 @@ def test_values_of_one_size_with_the_signs_of_the_weights_fit_the_sums(name: str
     whole = packed.apply(x)
     size = np.sqrt((expected**2).mean())
     assert np.sqrt(((whole - expected) ** 2).mean()) < 0.01 * size
-    for row in (0, 1, ROWS, 2 * ROWS - 1):  # one row is multiplied with sums of 32 bits
+    for row in (0, 1, ROWS, 2 * ROWS - 1):  # most instruction sets multiply one in 32 bits
         assert np.array_equal(packed.apply(x[row : row + 1])[0], whole[row]), row
 
 

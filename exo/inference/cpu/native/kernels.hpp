@@ -62,7 +62,8 @@ inline constexpr int64_t row_stride(int64_t cols, int group) {
   return ((bytes + 63) / 64 | 1) * 64;
 }
 
-// From one row's groups or super-blocks to the next one's: of these too an odd number of lines.
+// From one row's groups or super-blocks to the next one's: of super-blocks an odd number of lines,
+// too.
 inline constexpr int64_t scale_stride(int64_t cols, int group) {
   return group == kSuperCols ? cols / group | 1 : cols / group;
 }

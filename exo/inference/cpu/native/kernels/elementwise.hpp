@@ -224,7 +224,7 @@ EXO_INLINE void put_super(QuantizedSuper& out, float scale, const int32_t* multi
     out.unit_less[u] = -QuantizedSuper::kUnitZero * sum;
     out.second_less[u] = QuantizedSuper::kBias - QuantizedSuper::kHalfZero * sums[2 * u + 1];
   }
-  for (int h = 0; h < 2 * kUnits; h++) {
+  for (int h = 0; h < QuantizedSuper::kHalves; h++) {
     out.half_multiples[h] = static_cast<int16_t>(multiples[h / 2]);
     out.half_sums[h] = static_cast<int16_t>(multiples[h / 2] * sums[h]);
     out.half_less[h] = -QuantizedSuper::kHalfZero * sums[h];
@@ -254,7 +254,8 @@ inline void quantize_super(const float* x, bool all_fine, int8_t* values, Quanti
   if (!(largest > kSmallest)) largest = 0;
   const float scale = largest * (1.f / (127 * kMostMultiple));
   const float steps = largest > 0 ? kMostMultiple / largest : 0.f;
-  int32_t multiples[kUnits], of_fine[kUnits], sums[2 * kUnits], rests[2 * kUnits] = {};
+  int32_t multiples[kUnits], of_fine[kUnits], sums[QuantizedSuper::kHalves],
+      rests[QuantizedSuper::kHalves] = {};
   bool some_fine = false;
   for (int u = 0; u < kUnits; u++) {
     const float wanted = peaks[u] * steps;
