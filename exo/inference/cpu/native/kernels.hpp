@@ -253,10 +253,10 @@ struct KernelTable {
                       int64_t end, float* out, int64_t stride, Upcoming next);
   // The same of bfloat16 weights.
   void (*linear_bfloat16)(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                          int64_t end, float* out, int64_t stride);
+                          int64_t end, float* out, int64_t stride, Upcoming next);
   // The same from float activations: x float32 [rows, cols].
   void (*linear_float)(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
-                       float* out, int64_t stride);
+                       float* out, int64_t stride, Upcoming next);
 
   // out = x / sqrt(mean(x^2) + eps) * weight; in place is fine.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t cols, float eps);

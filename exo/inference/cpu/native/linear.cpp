@@ -27,10 +27,10 @@ void run_blocks(const LinearJob& job, bool precise, int64_t begin, int64_t end, 
   float* out = job.out;
   if (group == kPairCols) {
     const QuantizedRows x = job.x->quantized(group, job.first);
-    k.linear_bfloat16(w, x, job.count, begin, end, out, job.stride);
+    k.linear_bfloat16(w, x, job.count, begin, end, out, job.stride, next);
   } else if (group == 0) {
     const float* x = job.x->values() + job.first * job.x->cols();
-    k.linear_float(w, x, job.count, begin, end, out, job.stride);
+    k.linear_float(w, x, job.count, begin, end, out, job.stride, next);
   } else {
     k.linear_int8(w, job.x->quantized(group, job.first), job.count, begin, end, out, job.stride,
                   next);

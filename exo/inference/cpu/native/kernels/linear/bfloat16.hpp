@@ -96,17 +96,24 @@ struct DotPairs {
 // cache.
 inline constexpr int64_t kRowsAtOnce = 64;
 
+inline constexpr int64_t kPairsAStep = 4;  // with which something is fetched
+
 // One part of M rows by B blocks: row m's sum over it in block b at sums[(m * B + b) * kMostParts].
-// `p` and `x` are the part's first pair of columns.
+// `p` and `x` are the part's first pair of columns. FETCHES: what comes next in each block, beside
+// what `ahead` says.
 template <typename Pairs, int M, int B, bool FETCHES>
 void bfloat16_tile(const uint8_t* p, int64_t apart, const int8_t* x, int64_t stride, int64_t pairs,
-                   Ops::Float* sums) {
+                   Ahead ahead, Ops::Float* sums) {
   typename Pairs::Sum y[B][M];
-  for (int64_t k = 0; k < pairs; k++, p += 4 * kBlockRows, x += Pairs::kBytes) {
-    for (int b = 0; b < B; b++) {
-      if constexpr (FETCHES) prefetch<M, 1>(p + b * apart, false);
-      const typename Pairs::Weights weights(p + b * apart);
-      for (int m = 0; m < M; m++) y[b][m].add(weights, x + m * stride);
+  for (int64_t k = 0; k < pairs;) {
+    ahead.fetch();
+    const int64_t stop = k + kPairsAStep < pairs ? k + kPairsAStep : pairs;
+    for (; k < stop; k++, p += 4 * kBlockRows, x += Pairs::kBytes) {
+      for (int b = 0; b < B; b++) {
+        if constexpr (FETCHES) prefetch<M, 1>(p + b * apart, false);
+        const typename Pairs::Weights weights(p + b * apart);
+        for (int m = 0; m < M; m++) y[b][m].add(weights, x + m * stride);
+      }
     }
   }
   for (int m = 0; m < M; m++) {
@@ -114,31 +121,29 @@ void bfloat16_tile(const uint8_t* p, int64_t apart, const int8_t* x, int64_t str
   }
 }
 
-// Rows [row, rows) in tiles of M, then of half as many, which fetch nothing: what reads a stream is
-// fetched for anyway.
+// Rows [row, rows) in tiles of M, then of half as many.
 template <typename Pairs, int M, int B, bool FETCHES>
 void bfloat16_rows(const uint8_t* p, int64_t apart, const int8_t* x, int64_t stride, int64_t pairs,
-                   int64_t row, int64_t rows, Ahead& ahead, Ops::Float* sums) {
+                   int64_t row, int64_t rows, Fetching& fetching, Ops::Float* sums) {
+  const int64_t steps = (pairs + kPairsAStep - 1) / kPairsAStep;
   for (; row + M <= rows; row += M) {
-    ahead.fetch();
     Ops::Float* own = sums + row * B * kMostParts;
-    bfloat16_tile<Pairs, M, B, FETCHES>(p, apart, x + row * stride, stride, pairs, own);
+    bfloat16_tile<Pairs, M, B, FETCHES>(p, apart, x + row * stride, stride, pairs,
+                                        fetching.take(steps), own);
   }
   if constexpr (M > 1) {
-    bfloat16_rows<Pairs, M / 2, B, false>(p, apart, x, stride, pairs, row, rows, ahead, sums);
+    bfloat16_rows<Pairs, M / 2, B, FETCHES>(p, apart, x, stride, pairs, row, rows, fetching, sums);
   }
 }
 
-// B blocks from `block` on for all rows; more follow where `is_last` is false, whose weights come
-// from memory meanwhile. Tiles of few rows fetch what comes next in each block instead.
-template <typename Pairs, int M, int B, bool FETCHES>
+// B blocks from `block` on for all rows, `next` coming from memory meanwhile.
+template <typename Pairs, int M, int B, bool FETCHES = false>
 void bfloat16_block(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t block,
-                    bool is_last, float* out, int64_t stride) {
+                    Upcoming next, float* out, int64_t stride) {
   const int64_t pairs = (w.cols + 1) / 2 / w.parts;
-  Ahead ahead{w.block(block + B), 0};
-  const int64_t tiles = rows / M * w.parts;
-  // Those of few tiles would wait for them.
-  if (!is_last && tiles > 16) ahead.lines = static_cast<int>(B * w.block_bytes() / 64 / tiles) + 1;
+  const int64_t tiles = rows / M + __builtin_popcountll(static_cast<uint64_t>(rows % M));
+  Fetching fetching(next, kFetchedBytes,
+                    tiles * w.parts * ((pairs + kPairsAStep - 1) / kPairsAStep));
   auto* sums = reinterpret_cast<Ops::Float*>(
       scratch(static_cast<size_t>(kRowsAtOnce * B * kMostParts) * sizeof(Ops::Float)));
   for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
@@ -147,7 +152,7 @@ void bfloat16_block(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
       const uint8_t* p = w.block(block) + part * pairs * 4 * kBlockRows;
       const int8_t* values = x.coarse.values + first * x.stride + part * pairs * Pairs::kBytes;
       bfloat16_rows<Pairs, M, B, FETCHES>(p, w.block_bytes(), values, x.stride, pairs, 0, some,
-                                          ahead, sums + part);
+                                          fetching, sums + part);
     }
     for (int64_t i = 0; i < some * B; i++) {
       const Ops::Float* parts = sums + i * kMostParts;
@@ -159,29 +164,31 @@ void bfloat16_block(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
 
 template <typename Pairs>
 void bfloat16_layer(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                    int64_t end, float* out, int64_t stride) {
+                    int64_t end, float* out, int64_t stride, Upcoming upcoming) {
   // Of one row several blocks keep enough sums in flight.
   constexpr int kOfOne = 4, M = Ops::kMaxRows, B = Ops::kTileBlocks;
-  int64_t b = begin;
   const bool fetches = kFetchesToSecond && !vendor.weights_pass_by;
+  int64_t b = begin;
   for (; rows == 1 && b + kOfOne <= end; b += kOfOne) {
-    fetches ? bfloat16_block<Pairs, 1, kOfOne, true>(w, x, rows, b, true, out, stride)
-            : bfloat16_block<Pairs, 1, kOfOne, false>(w, x, rows, b, true, out, stride);
+    fetches ? bfloat16_block<Pairs, 1, kOfOne, true>(w, x, rows, b, {}, out, stride)
+            : bfloat16_block<Pairs, 1, kOfOne>(w, x, rows, b, {}, out, stride);
   }
+  // One or two rows wait for memory, whose own guess of what follows is better.
+  const auto next = [&](int64_t count) {
+    return rows > 2 ? next_blocks(w, b + count, count, end, upcoming) : Upcoming{};
+  };
   for (; b + B <= end; b += B) {
-    rows <= kRowsAtOnce
-        ? bfloat16_block<Pairs, M, B, true>(w, x, rows, b, b + 2 * B > end, out, stride)
-        : bfloat16_block<Pairs, M, B, false>(w, x, rows, b, b + 2 * B > end, out, stride);
+    bfloat16_block<Pairs, M, B>(w, x, rows, b, next(B), out, stride);
   }
-  for (; b < end; b++) bfloat16_block<Pairs, M, 1, false>(w, x, rows, b, true, out, stride);
+  for (; b < end; b++) bfloat16_block<Pairs, M, 1>(w, x, rows, b, next(1), out, stride);
 }
 
 inline void linear_bfloat16(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t begin,
-                            int64_t end, float* out, int64_t stride) {
+                            int64_t end, float* out, int64_t stride, Upcoming next) {
 #ifdef EXO_AVX512
-  if (rounds_to_pairs()) return bfloat16_layer<DotPairs>(w, x, rows, begin, end, out, stride);
+  if (rounds_to_pairs()) return bfloat16_layer<DotPairs>(w, x, rows, begin, end, out, stride, next);
 #endif
-  bfloat16_layer<FloatPairs>(w, x, rows, begin, end, out, stride);
+  bfloat16_layer<FloatPairs>(w, x, rows, begin, end, out, stride, next);
 }
 
 }  // namespace exo::EXO_ISA

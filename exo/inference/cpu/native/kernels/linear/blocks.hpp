@@ -305,6 +305,8 @@ inline uint8_t* scratch(size_t bytes) {
 // Packed weights of a set of blocks: those of the next one, fetched meanwhile, stay in an L2 cache
 // beside them.
 inline constexpr int64_t kSetBytes = 256 << 10;
+// Of what comes next so many bytes are: a pair of wide blocks is larger than a set.
+inline constexpr int64_t kFetchedBytes = 512 << 10;
 
 // A block decoded once for many rows: slabs as bytes, scales and offsets as floats.
 struct Panel {
@@ -312,13 +314,14 @@ struct Panel {
   float* scales;   // [groups][2][16], without offsets [groups][16]; of super-blocks see SuperScales
 };
 
-// What is fetched from memory meanwhile: so many lines with each step.
+// What is fetched from memory meanwhile: so many lines with each step. To the second level: there
+// are more of them than the first one holds, where they would take the place of what is multiplied.
 struct Ahead {
   const uint8_t* at = nullptr;
   int lines = 0;
 
   EXO_INLINE void fetch() {
-    for (int i = 0; i < lines; i++, at += 64) __builtin_prefetch(at);
+    for (int i = 0; i < lines; i++, at += 64) __builtin_prefetch(at, 0, 2);
   }
 };
 
@@ -329,6 +332,13 @@ EXO_INLINE void stay([[maybe_unused]] V& sum) {
 #ifdef __AVX512F__
   asm("" : "+v"(sum));
 #endif
+}
+
+// `count` blocks from `block` on, or what comes after all, where `end` is the last one's end.
+inline Upcoming next_blocks(const Matrix& w, int64_t block, int64_t count, int64_t end,
+                            Upcoming after_all) {
+  if (block >= end) return after_all;
+  return {w.block(block), (end - block < count ? end - block : count) * w.block_bytes()};
 }
 
 // The first bytes of what is multiplied next, up to `most`, spread evenly over `steps`; no more

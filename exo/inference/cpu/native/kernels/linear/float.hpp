@@ -38,10 +38,12 @@ EXO_INLINE VecF column(const uint8_t* block, int64_t k, int lane) {
   }
 }
 
+inline constexpr int64_t kColumnsAStep = 16;  // with which something is fetched
+
 // M rows of activations by B blocks; B > 1 keeps enough chains in flight when rows are few.
 template <DType T, int M, int B>
 void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
-                int64_t block, float* out, int64_t stride) {
+                int64_t block, Ahead ahead, float* out, int64_t stride) {
   PartSums<B * M> sums(w.parts, w.parts);
   const int64_t part_cols = w.cols / w.parts, span = kIsScaled<T> ? w.group : part_cols;
   for (int64_t part = 0, group = 0, k = 0; part < w.parts; part++) {
@@ -56,12 +58,15 @@ void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, co
           }
         }
       }
-      for (; k < end; k++) {
-        for (int b = 0; b < B; b++) {
-          for (int v = 0; v < kVecs; v++) {
-            VecF weight = column<T>(weights + b * block_bytes, k, v * W);
-            if constexpr (kIsScaled<T>) weight *= scale[b][v];
-            for (int m = 0; m < M; m++) y[b][m][v] = fma(weight, x[m * w.cols + k], y[b][m][v]);
+      while (k < end) {
+        ahead.fetch();
+        for (const int64_t next = std::min(k + kColumnsAStep, end); k < next; k++) {
+          for (int b = 0; b < B; b++) {
+            for (int v = 0; v < kVecs; v++) {
+              VecF weight = column<T>(weights + b * block_bytes, k, v * W);
+              if constexpr (kIsScaled<T>) weight *= scale[b][v];
+              for (int m = 0; m < M; m++) y[b][m][v] = fma(weight, x[m * w.cols + k], y[b][m][v]);
+            }
           }
         }
       }
@@ -80,20 +85,21 @@ void float_tile(const Matrix& w, const uint8_t* weights, int64_t block_bytes, co
   }
 }
 
-// Tiles of as many rows as registers allow, or four, and one of what is left.
+// Tiles of as many rows as registers allow, or four, and one of what is left; `next` comes from
+// memory meanwhile.
 template <DType T, int B>
 void float_rows(const Matrix& w, const uint8_t* weights, int64_t block_bytes, const float* x,
-                int64_t rows, int64_t block, float* out, int64_t stride) {
+                int64_t rows, int64_t block, Upcoming next, float* out, int64_t stride) {
+  constexpr int kMost = B == 1 && T == DType::kFloat32 && Ops::kMaxRows > 4 ? Ops::kMaxRows : 4;
+  const int64_t steps = (w.cols + kColumnsAStep - 1) / kColumnsAStep;
+  Fetching fetching(next, kFetchedBytes, (rows + kMost - 1) / kMost * steps);
   const auto tile = [&](auto size, int64_t row) {
     float_tile<T, size.value, B>(w, weights, block_bytes, x + row * w.cols, block,
-                                 out + row * stride, stride);
+                                 fetching.take(steps), out + row * stride, stride);
   };
   int64_t row = 0;
-  if constexpr (B == 1 && T == DType::kFloat32 && Ops::kMaxRows > 4) {
-    constexpr int kMost = Ops::kMaxRows;
-    for (; row + kMost <= rows; row += kMost) tile(std::integral_constant<int, kMost>{}, row);
-  }
   if constexpr (B == 1) {
+    for (; row + kMost <= rows; row += kMost) tile(std::integral_constant<int, kMost>{}, row);
     for (; row + 4 <= rows; row += 4) tile(std::integral_constant<int, 4>{}, row);
   }
   if constexpr (B <= 2) {
@@ -105,21 +111,22 @@ void float_rows(const Matrix& w, const uint8_t* weights, int64_t block_bytes, co
 
 template <DType T, int B>
 int64_t float_blocks(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
-                     float* out, int64_t stride) {
+                     float* out, int64_t stride, Upcoming upcoming) {
   int64_t b = begin;
   for (; b + B <= end; b += B) {
-    float_rows<T, B>(w, w.block(b), w.block_bytes(), x, rows, b, out, stride);
+    const Upcoming next = rows > 1 ? next_blocks(w, b + B, B, end, upcoming) : Upcoming{};
+    float_rows<T, B>(w, w.block(b), w.block_bytes(), x, rows, b, next, out, stride);
   }
   return b;
 }
 
 template <DType T>
 void linear_dense(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
-                  float* out, int64_t stride) {
+                  float* out, int64_t stride, Upcoming upcoming) {
   int64_t b = begin;
-  if (rows == 1) b = float_blocks<T, 4>(w, x, rows, b, end, out, stride);
-  if (rows < 4) b = float_blocks<T, 2>(w, x, rows, b, end, out, stride);
-  float_blocks<T, 1>(w, x, rows, b, end, out, stride);
+  if (rows == 1) b = float_blocks<T, 4>(w, x, rows, b, end, out, stride, upcoming);
+  if (rows < 4) b = float_blocks<T, 2>(w, x, rows, b, end, out, stride, upcoming);
+  float_blocks<T, 1>(w, x, rows, b, end, out, stride, upcoming);
 }
 
 // A decoded block as floats: [cols][16] at `out`.
@@ -172,7 +179,7 @@ inline void decode_to_float(const Matrix& w, int64_t block, const Panel& panel, 
 }
 
 inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_t begin,
-                           int64_t end, float* out, int64_t stride) {
+                           int64_t end, float* out, int64_t stride, Upcoming upcoming) {
   const int64_t slab_bytes = w.cols * kBlockRows, float_bytes = 4 * slab_bytes;
   uint8_t* memory = scratch(static_cast<size_t>(float_bytes + slab_bytes + w.groups() * 128));
   auto* floats = reinterpret_cast<float*>(memory);
@@ -180,7 +187,8 @@ inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_
   const Panel panel{slabs, reinterpret_cast<float*>(slabs + slab_bytes)};
   for (int64_t b = begin; b < end; b++) {
     decode_to_float(w, b, panel, floats);
-    float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, out, stride);
+    const Upcoming next = next_blocks(w, b + 1, 1, end, upcoming);
+    float_rows<DType::kFloat32, 1>(w, memory, 0, x, rows, b, next, out, stride);
   }
 }
 
@@ -188,11 +196,12 @@ inline void linear_decoded(const Matrix& w, const float* x, int64_t rows, int64_
 inline constexpr int64_t kDecodedFrom = 12;
 
 inline void linear_float(const Matrix& w, const float* x, int64_t rows, int64_t begin, int64_t end,
-                         float* out, int64_t stride) {
+                         float* out, int64_t stride, Upcoming next) {
   const bool often = w.dtype != DType::kFloat32 && rows >= kDecodedFrom;
-  if (w.is_quantized() || often) return linear_decoded(w, x, rows, begin, end, out, stride);
-  with_dtype(w.dtype,
-             [&](auto dtype) { linear_dense<dtype.value>(w, x, rows, begin, end, out, stride); });
+  if (w.is_quantized() || often) return linear_decoded(w, x, rows, begin, end, out, stride, next);
+  with_dtype(w.dtype, [&](auto dtype) {
+    linear_dense<dtype.value>(w, x, rows, begin, end, out, stride, next);
+  });
 }
 
 }  // namespace exo::EXO_ISA

@@ -229,8 +229,9 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
   for (int64_t row = 0; row < rows; row += size, list += listed) {
     list_fine_groups(x, row, size_at(row), list);
   }
-  if (rows <= 2) {
-    // What these wait for is memory, which gives one stream more than two.
+  // One row waits for memory, which gives one stream more than two. So do two rows where pairs of
+  // blocks were not tried.
+  if (rows == 1 || (rows == 2 && (B == 1 || !vendor.weights_pass_by))) {
     const auto tile = rows == 1 ? Tiles::template single<1>() : Tiles::template single<2>();
     for (int64_t b = begin; b < end; b++) tile(w, x, lists, 0, rows, b, out, stride, {});
     return;
@@ -246,7 +247,7 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
     const int64_t first = set_at(s), last = set_at(s + 1);
     const Upcoming next =
         s + 1 < sets ? Upcoming{w.block(last), (set_at(s + 2) - last) * bytes} : upcoming;
-    Fetching fetching(next, kSetBytes, tiles * ((last - first) / B) * steps);
+    Fetching fetching(next, kFetchedBytes, tiles * ((last - first) / B) * steps);
     const FineGroup* fine = lists;
     for (int64_t row = 0; row < rows; row += size, fine += listed) {
       const int64_t m = size_at(row);
