@@ -67,6 +67,12 @@ class Net:
         for other in self.nodes:
             self.generation[other, name] = self.generation.get((other, name), 0) + 1
 
+    async def kill(self, name: str) -> None:
+        """A node that is there ends, and every connection to it with it."""
+        node = self.nodes.pop(name)
+        self.reset(name)
+        await node.stop()
+
 
 class FakeHandle:
     """PeerHandle without gRPC: the call is made on the other node, after the network's delays."""

@@ -113,10 +113,8 @@ class Troubles(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def die(self, name: str) -> None:
-        node = self.net.nodes.pop(name, None)
-        if node is not None:
-            self.net.reset(name)
-            self.loop.run_until_complete(node.stop())
+        if name in self.net.nodes:
+            self.loop.run_until_complete(self.net.kill(name))
 
     @rule(name=st.sampled_from(NAMES))
     def come_back(self, name: str) -> None:

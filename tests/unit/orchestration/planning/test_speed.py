@@ -37,9 +37,7 @@ class Pair:
         return set(plans[0].node_ids) if plans[0] is not None else set()
 
     def die(self, name: str) -> None:
-        node = self.net.nodes.pop(name)
-        self.net.reset(name)
-        self.loop.run_until_complete(node.stop())
+        self.loop.run_until_complete(self.net.kill(name))
 
     def resting(self, name: str) -> set[str]:
         """Who rests, for all that a node knows."""
