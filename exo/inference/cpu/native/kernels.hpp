@@ -168,7 +168,7 @@ struct Partial {
 // have two ways they try both before they settle (kernels/linear/quicker.hpp), unless
 // EXO_CPU_VENDOR `is_told`.
 struct Vendor {
-  // Weights that are read once a step, as those of one or two rows are, are prefetched
+  // Weights that are read once a step, as those of one row are, are prefetched
   // non-temporally. On AMD that leaves the shared cache to all else: the interpreter's part of a
   // step takes a quarter less time. Intel's prefetchnta leaves out the second level and with it
   // what fetches ahead there: decoding takes twice as long (Sapphire Rapids). There prefetches to

@@ -165,9 +165,9 @@ class PartSums {
   Ops::Float* now_;
 };
 
-// Fetches lines ahead in the stream of weights. Those that are read once, for one row or two: where
-// `vendor.weights_pass_by` past the shared cache, on other x86 processors to the second level,
-// and from there to the first, whose buffers for lines under way are few, shortly before.
+// Fetches lines ahead in the stream of weights. Those that are read once, for one row or two: on
+// x86 processors to the second level, and from there to the first, whose buffers for lines under
+// way are few, shortly before; for one row where `vendor.weights_pass_by` past the shared cache.
 inline constexpr int64_t kFetchedAhead = 8192, kFetchedSoon = 3072;  // bytes
 #ifdef __x86_64__
 inline constexpr bool kFetchesToSecond = true;
@@ -179,7 +179,7 @@ EXO_INLINE void prefetch(const uint8_t* p, bool pass_by = vendor.weights_pass_by
 #pragma GCC unroll 8
   for (int line = 0; line < LINES; line++) {
     const uint8_t* at = p + kFetchedAhead + 64 * line;
-    if (M <= 2 && pass_by) {
+    if (M == 1 && pass_by) {
       __builtin_prefetch(at, 0, 0);
     } else if (M <= 2 && kFetchesToSecond) {
       __builtin_prefetch(at, 0, 2);

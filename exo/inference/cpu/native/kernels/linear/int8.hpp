@@ -229,9 +229,8 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
   for (int64_t row = 0; row < rows; row += size, list += listed) {
     list_fine_groups(x, row, size_at(row), list);
   }
-  // One row waits for memory, which gives one stream more than two. So do two rows where pairs of
-  // blocks were not tried.
-  if (rows == 1 || (rows == 2 && (B == 1 || !vendor.weights_pass_by))) {
+  // What these wait for is memory, which gives one stream more than two.
+  if (rows <= 2) {
     const auto tile = rows == 1 ? Tiles::template single<1>() : Tiles::template single<2>();
     for (int64_t b = begin; b < end; b++) tile(w, x, lists, 0, rows, b, out, stride, {});
     return;
