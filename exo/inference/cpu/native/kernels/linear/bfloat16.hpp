@@ -97,6 +97,7 @@ struct DotPairs {
 inline constexpr int64_t kRowsAtOnce = 64;
 
 inline constexpr int64_t kPairsAStep = 4;  // with which something is fetched
+inline constexpr int64_t steps_of(int64_t pairs) { return (pairs + kPairsAStep - 1) / kPairsAStep; }
 
 // One part of M rows by B blocks: row m's sum over it in block b at sums[(m * B + b) * kMostParts].
 // `p` and `x` are the part's first pair of columns. FETCHES: what comes next in each block, beside
@@ -125,7 +126,7 @@ void bfloat16_tile(const uint8_t* p, int64_t apart, const int8_t* x, int64_t str
 template <typename Pairs, int M, int B, bool FETCHES>
 void bfloat16_rows(const uint8_t* p, int64_t apart, const int8_t* x, int64_t stride, int64_t pairs,
                    int64_t row, int64_t rows, Fetching& fetching, Ops::Float* sums) {
-  const int64_t steps = (pairs + kPairsAStep - 1) / kPairsAStep;
+  const int64_t steps = steps_of(pairs);
   for (; row + M <= rows; row += M) {
     Ops::Float* own = sums + row * B * kMostParts;
     bfloat16_tile<Pairs, M, B, FETCHES>(p, apart, x + row * stride, stride, pairs,
@@ -142,8 +143,7 @@ void bfloat16_block(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
                     Upcoming next, float* out, int64_t stride) {
   const int64_t pairs = (w.cols + 1) / 2 / w.parts;
   const int64_t tiles = rows / M + __builtin_popcountll(static_cast<uint64_t>(rows % M));
-  Fetching fetching(next, kFetchedBytes,
-                    tiles * w.parts * ((pairs + kPairsAStep - 1) / kPairsAStep));
+  Fetching fetching(next, kFetchedBytes, tiles * w.parts * steps_of(pairs));
   auto* sums = reinterpret_cast<Ops::Float*>(
       scratch(static_cast<size_t>(kRowsAtOnce * B * kMostParts) * sizeof(Ops::Float)));
   for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
@@ -173,7 +173,7 @@ void bfloat16_layer(const Matrix& w, const QuantizedRows& x, int64_t rows, int64
     fetches ? bfloat16_block<Pairs, 1, kOfOne, true>(w, x, rows, b, {}, out, stride)
             : bfloat16_block<Pairs, 1, kOfOne>(w, x, rows, b, {}, out, stride);
   }
-  // One or two rows wait for memory, whose own guess of what follows is better.
+  // One or two rows wait for memory: what the processor itself fetches ahead is better then.
   const auto next = [&](int64_t count) {
     return rows > 2 ? next_blocks(w, b + count, count, end, upcoming) : Upcoming{};
   };

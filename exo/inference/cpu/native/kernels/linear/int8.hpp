@@ -244,8 +244,7 @@ void linear_sets(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_t 
   };
   for (int64_t s = 0; s < sets; s++) {
     const int64_t first = set_at(s), last = set_at(s + 1);
-    const Upcoming next =
-        s + 1 < sets ? Upcoming{w.block(last), (set_at(s + 2) - last) * bytes} : upcoming;
+    const Upcoming next = next_blocks(w, last, set_at(s + 2) - last, end, upcoming);
     Fetching fetching(next, kFetchedBytes, tiles * ((last - first) / B) * steps);
     const FineGroup* fine = lists;
     for (int64_t row = 0; row < rows; row += size, fine += listed) {
@@ -308,10 +307,7 @@ void linear_panels(const Matrix& w, const QuantizedRows& x, int64_t rows, int64_
     };
     for (int64_t i = 0; i < count; i++) Panels::decode(w, b0 + i, panel(i));
     // The next panels' weights come from memory while these are multiplied, a few lines at a time.
-    const int64_t left = end - b0 - count;
-    const Upcoming next =
-        left > 0 ? Upcoming{w.block(b0 + count), (left < step ? left : step) * w.block_bytes()}
-                 : upcoming;
+    const Upcoming next = next_blocks(w, b0 + count, step, end, upcoming);
     const int64_t steps = Panels::steps(w);
     Fetching fetching(next, kPanelBytes, (rows + kRows - 1) / kRows * count * steps, 4);
     for (int64_t row = 0; row < rows; row += kRows) {
