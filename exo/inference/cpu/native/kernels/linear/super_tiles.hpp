@@ -281,12 +281,8 @@ void linear_super_tiles(const Matrix& w, const QuantizedRows& x, int64_t rows, i
   list_fine_rows(x, rows, fine, starts);
   [[maybe_unused]] const TileSession session(kTileCols);
   for (int64_t first = begin; first < end; first += kBlocksInTurn) {
-    const auto blocks_from = [&](int64_t b) {
-      return end - b < kBlocksInTurn ? end - b : kBlocksInTurn;
-    };
-    const int64_t count = blocks_from(first), after = first + count;
-    const Upcoming next =
-        after < end ? Upcoming{w.block(after), blocks_from(after) * w.block_bytes()} : upcoming;
+    const int64_t count = end - first < kBlocksInTurn ? end - first : kBlocksInTurn;
+    const Upcoming next = next_blocks(w, first + count, kBlocksInTurn, end, upcoming);
     Fetching fetching(next, kSetBytes, supers * tiles * count);
     SuperAt<C> at[kBlocksInTurn];
     for (int64_t b = 0; b < count; b++) at[b] = {w.block(first + b)};
