@@ -231,7 +231,7 @@ CHOOSING = ("DeepSeek V4 MXFP4", "MiniMax M3 Q4_0", "Qwen3.8 Flash Next Q4_0")
 """Families that attend to chosen keys where there are many."""
 
 
-def families(folder: Path, only: str = "") -> dict[str, Path]:
+def families(peers: Peers, folder: Path, only: str = "") -> dict[str, Path]:
     """Small random models of families that are not llamas, by what they are; `only` those of such
     a name."""
     found = {}
@@ -251,11 +251,21 @@ def families(folder: Path, only: str = "") -> dict[str, Path]:
         "Qwen3.8 Flash Next Q4_0": "qwen4_exp",
     }
     for label, family in kinds.items():
-        if not label.startswith(only):
-            continue
-        file = folder / "families" / f"{family}.gguf"
+        if label.startswith(only):
+            found[label] = random_gguf(folder, family)
+    label = "mixture Q4_K_M"  # what most who run a mixture have
+    if label.startswith(only):
+        source = random_gguf(folder, kinds["mixture Q4_0"])
+        found[label] = file = source.with_stem(f"{source.stem}-Q4_K_M")
         if not file.exists():
-            file.parent.mkdir(exist_ok=True)
-            run(PYTHON, ROOT / "scripts/make_random_gguf", family, file)
-        found[label] = file
+            run(peers.bin / "llama-quantize", "--allow-requantize", source, file, "Q4_K_M", 2)
     return found
+
+
+def random_gguf(folder: Path, family: str) -> Path:
+    """A file that `make_random_gguf` makes, or has made."""
+    file = folder / "families" / f"{family}.gguf"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        run(PYTHON, ROOT / "scripts/make_random_gguf", family, file)
+    return file

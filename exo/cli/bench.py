@@ -101,27 +101,17 @@ async def _measure_engine(
                 seconds = measured.n_tokens / measured.tok_s
                 yield {"test": "first_token", "n_tokens": 512, "seconds": seconds}
         if engine.name == "cpu" and not why_not():
-            yield _bandwidth(decode_tok_s, loaded["checkpoint_bytes"], path, threads)
+            yield _bandwidth(decode_tok_s, path, threads)
     finally:
         await engine.close()
 
 
-def _bandwidth(
-    decode_tok_s: float, checkpoint_bytes: int, path: Path, threads: int
-) -> dict[str, Any]:
-    """What decoding reads a second beside what these threads can read. An embedding that is not
-    also the head is looked up, not read."""
+def _bandwidth(decode_tok_s: float, path: Path, threads: int) -> dict[str, Any]:
+    """What decoding reads a second beside what these threads can read."""
     from exo.inference.cpu import _native as native
-    from exo.models.checkpoint import Checkpoint
+    from exo.inference.cpu.shard_model import CheckpointModel
 
-    read = checkpoint_bytes
-    with Checkpoint(path) as checkpoint:
-        if "lm_head.weight" in checkpoint:
-            read -= sum(
-                checkpoint.nbytes(name)
-                for name in checkpoint.names()
-                if name.startswith("model.embed_tokens.")
-            )
+    read = CheckpointModel(path).bytes_of_a_token()
     measured = read_bandwidth(native.read_all)
     return {
         "test": "bandwidth",

@@ -69,6 +69,23 @@ class CheckpointModel:
             self.table_bytes = sum(map(checkpoint.nbytes, self._read_later(checkpoint, layers)))
             """What stays on disk, and rows of it are read."""
 
+    def bytes_of_a_token(self) -> int:
+        """Of the checkpoint's bytes, those that decoding one token reads: of a table no more than a
+        row, so none, and of experts those it is routed to."""
+        arch = self.architecture
+        layers = range(arch.n_layers)
+        looked_up = {token_input.EMBEDDING} | (set() if self.tied else {"model.embed_tokens"})
+        modules = [m for m in self._outer_modules(0, arch.n_layers) if m not in looked_up]
+        with self._opened() as checkpoint:
+            always = self._tensors_of(checkpoint, layers, modules, arch.n_layers, False)
+            routed = (
+                name
+                for index in layers
+                for name in expert_tensors_of_layer(arch, checkpoint, index)
+            )
+            read, of_experts = (sum(map(checkpoint.nbytes, names)) for names in (always, routed))
+        return read + of_experts * arch.experts_per_token // max(arch.expert_count, 1)
+
     @contextmanager
     def _opened(self) -> Iterator[CanonicalCheckpoint]:
         guard = FileGuard()

@@ -22,6 +22,7 @@ from exo.inference.cpu.shard_model import CheckpointModel
 from exo.inference.sampling import SamplingParams
 from exo.models.description import ModelDescription
 from exo.models.gguf.folder import write_folder
+from exo.models.tensor_table import all_tensors
 from exo.shard import Shard
 
 WHOLE = Shard("m", 0, zoo.LAYERS, zoo.LAYERS)
@@ -262,3 +263,22 @@ async def test_a_file_cut_short_while_it_is_loaded_is_an_error(
     file.write_bytes(whole)
     assert np.isfinite(await steps(engine, WHOLE, folder)).all()
     await engine.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe-affine", "qwen3_5_moe-gguf", "gemma4_text-affine"])
+def test_what_decoding_a_token_reads(kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path)
+    model = CheckpointModel(folder)
+    arch = model.architecture
+    routed = looked_up = total = 0
+    for name, entry in all_tensors(folder).items():
+        total += entry.nbytes
+        if ".switch_mlp." in name:
+            routed += entry.nbytes
+        elif "embed_tokens_per_layer." in name or ("embed_tokens." in name and not model.tied):
+            looked_up += entry.nbytes
+    assert bool(routed) == bool(arch.expert_count) and bool(looked_up) == (
+        not kind.startswith("qwen3_moe")
+    )
+    share = arch.experts_per_token / arch.expert_count if routed else 0
+    assert model.bytes_of_a_token() == total - looked_up - routed + round(routed * share)
