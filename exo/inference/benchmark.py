@@ -103,8 +103,9 @@ class EngineBenchmark:
         return cls(engine, shard, threads), loaded
 
     async def run(self, plan: Plan) -> AsyncIterator[Measurement]:
-        """Every measurement as it is made; one unmeasured prefill and decode step before."""
-        await self._prefill(("warm",), 32)
+        """Every measurement as it is made; one unmeasured prefill before, of as much as a step may
+        have: the first grows the engine's buffers."""
+        await self._prefill(("warm",), min(max((32, *plan.prefill)), self._engine.prompt_chunk))
         await self._engine.release(["warm"])
         for n in plan.prefill:
             yield await self._measure_prefill(n, plan.repetitions)
