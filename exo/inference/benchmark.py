@@ -15,6 +15,7 @@ import psutil
 from exo.inference.batch import ForwardBatch, Slice
 from exo.inference.engine import InferenceEngine
 from exo.inference.sampling import SamplingParams
+from exo.models.description import read_config, vocabulary
 from exo.models.tensor_table import weight_files
 from exo.shard import Shard
 
@@ -79,10 +80,13 @@ class Plan:
 class EngineBenchmark:
     """One engine with a whole model in memory."""
 
-    def __init__(self, engine: InferenceEngine, shard: Shard, threads: int) -> None:
+    def __init__(
+        self, engine: InferenceEngine, shard: Shard, threads: int, vocabulary: int
+    ) -> None:
         self._engine = engine
         self._shard = shard
         self._threads = threads
+        self._vocabulary = vocabulary
 
     @classmethod
     async def load(
@@ -100,7 +104,7 @@ class EngineBenchmark:
             "checkpoint_bytes": sum(file.stat().st_size for file in weight_files(path)),
             "memory_bytes": resident_bytes() - before,
         }
-        return cls(engine, shard, threads), loaded
+        return cls(engine, shard, threads, vocabulary(read_config(path))), loaded
 
     async def run(self, plan: Plan) -> AsyncIterator[Measurement]:
         """Every measurement as it is made; one unmeasured prefill before, of as much as a step may
@@ -140,11 +144,12 @@ class EngineBenchmark:
         """Returns the token that follows each of the prompts."""
         chunk = self._engine.prompt_chunk
         sampled = []
-        for name in names:
+        for number, name in enumerate(names):
+            tokens = random_tokens(n, self._vocabulary, number)
             for start in range(0, n, chunk):
-                length = min(chunk, n - start)
-                part, is_end = (name, start, length), start + length == n
-                sampled.append(await self._step([part], random_tokens(length), sample=is_end))
+                ids = tokens[start : start + chunk]
+                part, is_end = (name, start, len(ids)), start + len(ids) == n
+                sampled.append(await self._step([part], ids, sample=is_end))
         return np.concatenate(sampled)
 
     async def _step(
@@ -162,9 +167,11 @@ class EngineBenchmark:
         return np.array([token.token_id for token in output.tokens], np.int32)
 
 
-def random_tokens(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """int32 [count]: ids that every vocabulary has; which ones does not matter to speed."""
-    return np.random.default_rng(count).integers(3, 100, count).astype(np.int32)
+def random_tokens(count: int, vocabulary: int, number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """int32 [count]: ids below `vocabulary`, others for each `number`. From few ids, or the same
+    for all sequences, a mixture's router would choose few experts."""
+    rng = np.random.default_rng((count, number))
+    return rng.integers(3, vocabulary, count).astype(np.int32)
 
 
 def resident_bytes() -> int:

@@ -157,6 +157,13 @@ def context_length(config: dict[str, Any]) -> int:
     return int(found) if isinstance(found, (int, float)) and found > 0 else 4096
 
 
+def vocabulary(config: dict[str, Any]) -> int:
+    """Tokens that the checkpoint has embeddings of; 100, which every one has, where it does not
+    say."""
+    found = first_of(text_config(config), "vocab_size", "padded_vocab_size")
+    return int(found) if isinstance(found, (int, float)) and found > 0 else 100
+
+
 def _kv_bytes_per_token(text: dict[str, Any]) -> int:
     """Bytes of float16 keys and values one layer keeps for one token, however often it runs; an
     upper bound."""

@@ -13,7 +13,7 @@ import zoo
 from exo.errors import InvalidRequest, ModelUnsupported, Overloaded
 from exo.inference import choose
 from exo.inference.batch import ForwardBatch, Slice
-from exo.inference.benchmark import DECODED_TOKENS, EngineBenchmark, Plan
+from exo.inference.benchmark import DECODED_TOKENS, EngineBenchmark, Plan, random_tokens
 from exo.inference.cpu import _native as native
 from exo.inference.cpu import available
 from exo.inference.cpu import engine as module
@@ -276,6 +276,14 @@ async def test_the_benchmark_measures_what_it_is_asked_to(tiny: Path) -> None:
     assert all(0 < m.min <= m.tok_s <= m.max for m in found)
     assert engine.sequence_count == 0
     await engine.close()
+
+
+def test_the_benchmarks_sequences_are_unlike_each_other() -> None:
+    """A mixture's router would choose the same few experts for all of them."""
+    one, other = (random_tokens(512, 50_000, number) for number in range(2))
+    assert len({*one, *other}) > 900 and not np.array_equal(one, other)
+    assert np.array_equal(one, random_tokens(512, 50_000, 0))
+    assert random_tokens(1000, 100, 0).max() < 100
 
 
 def test_a_loaded_shard_takes_little_more_than_its_checkpoint(tmp_path: Path) -> None:
