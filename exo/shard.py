@@ -69,7 +69,8 @@ class RingPlan:
     `epoch` orders plans: a later plan of the cluster has a larger one. `checkpoint` is the digest
     of the model's files that every member must hold. `left_out` maps nodes that could have
     served to the reason they do not. `predicted_step_s` is what a token of one answer alone is
-    expected to take, 0 where that was not asked.
+    expected to take, 0 where that was not asked. `routed_share`: of a mixture's experts, those that
+    a token is routed to.
 
     Raises:
         PlanMismatch: the shards are not contiguous, complete and disjoint, or a node is named
@@ -83,6 +84,7 @@ class RingPlan:
     members: tuple[RingMember, ...]
     left_out: tuple[tuple[str, str], ...] = field(default=())
     predicted_step_s: float = 0.0
+    routed_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.members:

@@ -22,6 +22,7 @@ _IN_BYTES = (8 + 32 / 64) / 16
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
+_EXPERTS_NAME = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
 _OTHER_SENSES_NAME = re.compile(r"vision|visual|audio|multi_modal_projector|mm_projector")
 
 
@@ -49,6 +50,11 @@ class ModelDescription:
     expert_bytes: tuple[int, ...] = ()
     """Of each layer's bytes, those of a mixture's experts, where the engine can leave some of them
     on disk; empty where it cannot."""
+
+    unread_bytes: tuple[int, ...] = ()
+    """Of each layer's bytes, what decoding a token leaves unread: experts it is not routed to."""
+    routed_share: float = 1.0
+    """Of a layer's experts, those that a token is routed to; 1 where there is no choice."""
 
     @property
     def n_layers(self) -> int:
@@ -118,7 +124,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
     config = read_config(path)
     text = text_config(config)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    layers = [0] * n_layers
+    layers, experts = [0] * n_layers, [0] * n_layers
     first = last = shared = 0
     tied = bool(text.get("tie_word_embeddings"))
     for name, size in _tensors(path):
@@ -127,8 +133,9 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         if _OTHER_SENSES_NAME.search(name):
             continue
         if place:
-            if int(place[1]) < n_layers:
-                layers[int(place[1])] += size
+            if (layer := int(place[1])) < n_layers:
+                layers[layer] += size
+                experts[layer] += size if _EXPERTS_NAME.search(name) else 0
         elif _EMBEDDING_NAME.search(name):
             first += size
             if tied and "per_layer" not in name:  # Gemma 4's second embedding is no head
@@ -137,6 +144,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         else:
             last += size
     kv = _kv_bytes_per_token(text) * KV_RESERVE_TOKENS
+    routed = _routed_share(text) if any(experts) else 1.0
     return ModelDescription(
         model_id=model_id,
         model_type=str(config["model_type"]),
@@ -147,7 +155,22 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         context_length=context_length(config),
         kv_bytes=kv,
         shared_bytes=shared,
+        unread_bytes=tuple(int(size * (1 - routed)) for size in experts) if routed < 1 else (),
+        routed_share=routed,
     )
+
+
+def _routed_share(text: dict[str, Any]) -> float:
+    """By all names that mlx-lm's classes have for it; 1 where the configuration says nothing."""
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    tops = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts")
+    count = first_of(text, *counts)
+    top = first_of(text, *tops, "moe_top_k", "moe_topk", "moe_k")
+    if isinstance(top, list):  # of each layer
+        top = max(top, default=None)
+    if not (isinstance(count, int) and isinstance(top, int) and 0 < top < count):
+        return 1.0
+    return top / count
 
 
 def context_length(config: dict[str, Any]) -> int:

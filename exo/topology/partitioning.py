@@ -35,6 +35,8 @@ class ModelSizes:
     """Of each layer's bytes, those reserved for the KV cache."""
     shared: int = 0
     """Of `first` and of `last` what a node with both holds once: an embedding that is the head."""
+    unread: tuple[int, ...] = ()
+    """Of each layer's bytes, what decoding a token leaves unread; empty: nothing."""
 
     @property
     def total(self) -> int:

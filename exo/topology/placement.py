@@ -76,6 +76,7 @@ def predicted_step_s(
         shard, pace = member.shard, paces[member.node_id]
         weights = sum(sizes.layers[shard.start_layer : shard.end_layer])
         weights -= sizes.kv_reserve * shard.layer_count
+        weights -= sum(sizes.unread[shard.start_layer : shard.end_layer])
         weights += sizes.last if shard.is_last else 0
         seconds += _beside_weights_s(shard) + weights / pace.read_bytes_s
         following = members[(index + 1) % len(members)].node_id

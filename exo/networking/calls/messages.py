@@ -21,7 +21,7 @@ from exo.topology.placement import NodePace
 
 Wanted = TypeVar("Wanted")
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Raised whenever nodes of two versions could misunderstand each other, or compute the same answer
 to other bits (tests/unit/inference/test_cpu_native_check.py)."""
 
@@ -160,6 +160,7 @@ def plan_to_pb(plan: RingPlan) -> pb.Plan:
         left_out=[pb.Plan.LeftOut(node_id=n, reason=why) for n, why in plan.left_out],
         hash=plan.hash,
         predicted_step_s=plan.predicted_step_s,
+        routed_share=plan.routed_share,
     )
 
 
@@ -183,6 +184,7 @@ def plan_from_pb(message: pb.Plan) -> RingPlan:
         members=tuple(RingMember(m.node_id, _shard_from_pb(m.shard)) for m in message.members),
         left_out=tuple((left.node_id, left.reason) for left in message.left_out),
         predicted_step_s=message.predicted_step_s,
+        routed_share=message.routed_share,
     )
     if message.hash != plan.hash:
         raise PlanMismatch(
@@ -280,6 +282,8 @@ def description_to_pb(found: ModelDescription) -> pb.ModelDescription:
         kv_bytes=found.kv_bytes,
         shared_bytes=found.shared_bytes,
         expert_bytes=found.expert_bytes,
+        unread_bytes=found.unread_bytes,
+        routed_share=found.routed_share,
     )
 
 
@@ -297,6 +301,8 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
         kv_bytes=message.kv_bytes,
         shared_bytes=message.shared_bytes,
         expert_bytes=tuple(message.expert_bytes),
+        unread_bytes=tuple(message.unread_bytes),
+        routed_share=message.routed_share,
     )
 
 

@@ -483,6 +483,7 @@ class Plan(_message.Message):
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     PREDICTED_STEP_S_FIELD_NUMBER: _builtins.int
+    ROUTED_SHARE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     epoch: _builtins.int
     planner_id: _builtins.str
@@ -491,6 +492,8 @@ class Plan(_message.Message):
     """the sender's; the receiver computes its own and refuses another"""
     predicted_step_s: _builtins.float
     """what a token of one answer alone is expected to take"""
+    routed_share: _builtins.float
+    """of a mixture's experts, those that a token is routed to"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Plan.Member]: ...
     @_builtins.property
@@ -506,10 +509,11 @@ class Plan(_message.Message):
         left_out: _abc.Iterable[Global___Plan.LeftOut] | None = ...,
         hash: _builtins.str = ...,
         predicted_step_s: _builtins.float = ...,
+        routed_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "hash", b"hash", "left_out", b"left_out", "members", b"members", "model_id", b"model_id", "planner_id", b"planner_id", "predicted_step_s", b"predicted_step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "hash", b"hash", "left_out", b"left_out", "members", b"members", "model_id", b"model_id", "planner_id", b"planner_id", "predicted_step_s", b"predicted_step_s", "routed_share", b"routed_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,6 +697,8 @@ class ModelDescription(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
     EXPERT_BYTES_FIELD_NUMBER: _builtins.int
+    UNREAD_BYTES_FIELD_NUMBER: _builtins.int
+    ROUTED_SHARE_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     checkpoint: _builtins.str
     first_bytes: _builtins.int
@@ -704,6 +710,8 @@ class ModelDescription(_message.Message):
     """of each layer's bytes, those reserved for the KV cache"""
     shared_bytes: _builtins.int
     """of an embedding that is also the head, held once"""
+    routed_share: _builtins.float
+    """of a layer's experts, those that a token is routed to"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -713,6 +721,10 @@ class ModelDescription(_message.Message):
     @_builtins.property
     def expert_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each layer's bytes, what may stay on disk in part"""
+
+    @_builtins.property
+    def unread_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each layer's bytes, what decoding a token leaves unread"""
 
     def __init__(
         self,
@@ -728,10 +740,12 @@ class ModelDescription(_message.Message):
         kv_bytes: _builtins.int = ...,
         shared_bytes: _builtins.int = ...,
         expert_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        unread_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        routed_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "expert_bytes", b"expert_bytes", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "shared_bytes", b"shared_bytes", "uncuttable", b"uncuttable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "context_length", b"context_length", "cuts", b"cuts", "expert_bytes", b"expert_bytes", "first_bytes", b"first_bytes", "kv_bytes", b"kv_bytes", "last_bytes", b"last_bytes", "layer_bytes", b"layer_bytes", "model_type", b"model_type", "routed_share", b"routed_share", "shared_bytes", b"shared_bytes", "uncuttable", b"uncuttable", "unread_bytes", b"unread_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

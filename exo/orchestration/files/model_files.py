@@ -82,8 +82,9 @@ class ModelFiles:
             return 0
         found = self._described[shard.model_id][1]
         own = found.layer_bytes[shard.start_layer : shard.end_layer]
+        unread = found.unread_bytes[shard.start_layer : shard.end_layer]
         last = found.last_bytes if shard.is_last else 0
-        return sum(own) - found.kv_bytes * len(own) + last
+        return sum(own) - found.kv_bytes * len(own) - sum(unread) + last
 
     async def _asked(
         self, answer: Awaitable[Result], model_id: str, on_progress: OnProgress

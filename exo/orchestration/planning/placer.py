@@ -110,6 +110,7 @@ class Placer:
             found.cuts,
             found.kv_bytes,
             found.shared_bytes,
+            found.unread_bytes,
         )
         paces = {node_id: one.pace for node_id, one in prepared.items()}
         serving = self._serving(found.model_id)

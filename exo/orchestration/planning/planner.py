@@ -353,6 +353,7 @@ class Planner:
             partition.members,
             tuple(sorted((left_out | dict(partition.left_out)).items())),
             partition.predicted_step_s,
+            found.routed_share,
         )
 
     async def _tell(self, members: Mapping[str, Member], what: str, *args: object) -> None:

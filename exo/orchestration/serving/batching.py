@@ -167,7 +167,8 @@ class Batcher:
         if not self._memory.ledger.is_paged:
             shares = _cut_shares(ready, self._pace.cut(decoding))
         else:
-            shares = _shares(ready, self._pace.chunk(decoding))
+            left = sum(sequence.left for sequence in ready)
+            shares = _shares(ready, self._pace.chunk(decoding, left))
         parts = (self._prompt_part(sequence, tokens, prompts) for sequence, tokens in shares)
         return [part for part in parts if part is not None]
 

@@ -38,6 +38,13 @@ CHUNK_STEPS = 2.0
 """While others decode a chunk takes at most as long as so many of their steps: with the one that it
 is part of their pause is three."""
 
+WORTH_ALONE = 0.75
+"""So much of what a chunk takes should be its tokens', not what reading weights for it takes, or
+links that it passes over: a mixture's experts are read for 32 tokens nearly as for 500."""
+
+WORTH_BESIDE = 1 / 3
+"""The same while others decode, who wait for it."""
+
 FIRST_BATCH = 16
 """Sequences at once, until it is known what more of them cost."""
 
@@ -60,60 +67,78 @@ LEAST_WORTH = 0.1
 _MEMORY = 0.98
 """Of what a step counts, when another one has passed."""
 
+_WIDE = 0.005
+"""Points so far from one direction that noise hardly turns the line through them."""
+
 _SURPRISE = 5.0
 """A step that took so many times as long as expected is a hiccup of the machine, no news of the
 model."""
 
 
 class _Line:
-    """y = a + c x through points of which the latest count most, by least squares."""
+    """y = a b + c x through points of which the latest count most, by least squares; b is 1 where
+    nothing else is said."""
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._n = self._bb = self._bx = self._by = self._xx = self._xy = 0.0
 
-    def add(self, x: float, y: float) -> None:
-        expected = self.at(x)
+    def add(self, x: float, y: float, b: float = 1.0) -> None:
+        expected = self.at(x, b)
         if expected is not None and self._n > 3:
             y = min(y, _SURPRISE * expected)
         self._n = _MEMORY * self._n + 1
-        self._x = _MEMORY * self._x + x
-        self._y = _MEMORY * self._y + y
+        self._bb = _MEMORY * self._bb + b * b
+        self._bx = _MEMORY * self._bx + b * x
+        self._by = _MEMORY * self._by + b * y
         self._xx = _MEMORY * self._xx + x * x
         self._xy = _MEMORY * self._xy + x * y
 
     @property
-    def has_slope(self) -> bool:
-        """Whether points of more than one x were seen."""
-        return self._n * self._xx - self._x**2 > 1e-3 * self._n * self._xx
+    def spread(self) -> float:
+        """From 0, where all points lie in one direction and so tell nothing of a and c, to 1."""
+        return 1 - self._bx**2 / (self._bb * self._xx) if self._xx else 0.0
 
-    def at(self, x: float) -> float | None:
+    @property
+    def has_slope(self) -> bool:
+        return self.spread > 1e-3
+
+    def at(self, x: float, b: float = 1.0) -> float | None:
         """None before the first point."""
         if not self._n:
             return None
         a, c = self.coefficients()
-        return a + c * x
+        return a * b + c * x
 
     def coefficients(self) -> tuple[float, float]:
         """a and c, neither below 0; c is 0 where it is not known."""
         if not self.has_slope:
-            return self._y / self._n, 0.0
-        c = (self._n * self._xy - self._x * self._y) / (self._n * self._xx - self._x**2)
+            return self._by / self._bb, 0.0
+        c = (self._bb * self._xy - self._bx * self._by) / (self._bb * self._xx - self._bx**2)
         c = max(c, 0.0)
-        return max((self._y - c * self._x) / self._n, 0.0), c
+        return max((self._by - c * self._bx) / self._bb, 0.0), c
 
 
 class Pace:
     """A step in which n sequences decode takes `a + c n` seconds. What is left of a step that holds
-    tokens of prompts as well is theirs."""
+    tokens of prompts as well is theirs: n take `a b(n) + c n` seconds, where b(n) is how much of
+    the weights they ask for."""
 
-    def __init__(self, members: int, *, reads_experts: bool = False) -> None:
-        """`reads_experts`: members read experts of a mixture from disk. A chunk asks for nearly all
-        of them, however short it is, so it is as long as can be."""
+    def __init__(
+        self, members: int, *, routed_share: float = 1.0, reads_experts: bool = False
+    ) -> None:
+        """`routed_share`: of a mixture's experts, those that a token is routed to. `reads_experts`:
+        members read experts from disk. A chunk asks for nearly all of them, however short it is, so
+        it is as long as can be."""
         self._members = members
+        self._routed_share = routed_share
         self._reads_experts = reads_experts
         self._decoding = _Line()
         self._prompts = _Line()
         self._prompt_token_s: float | None = None
+        self._costs: tuple[float, float] | None = None
+        """a and c of prompts, as they were when chunks last were unlike enough to tell."""
+        self._longest = 0
+        """Tokens of the longest chunk of late: half as many with every one after it."""
         self._cut = self.usual_chunk
 
     @property
@@ -134,8 +159,15 @@ class Pace:
             self._prompt_token_s = each
         else:
             self._prompt_token_s = known + 0.3 * (min(each, _SURPRISE * known) - known)
-        self._prompts.add(prefilled, each * prefilled)
+        self._prompts.add(prefilled, each * prefilled, self._asked(prefilled))
+        if self._prompts.spread > _WIDE:
+            self._costs = self._prompts.coefficients()
+        self._longest = max(prefilled, self._longest // 2)
         self._mend_cut()
+
+    def _asked(self, tokens: int) -> float:
+        """How much of the weights so many tokens ask for."""
+        return 1 - (1 - self._routed_share) ** tokens
 
     def _mend_cut(self) -> None:
         """Twice as long while that takes no longer than a chunk may, half where it takes twice as
@@ -143,19 +175,23 @@ class Pace:
         assert self._prompt_token_s is not None
         longest = min(CHUNK_S / max(self._prompt_token_s, 1e-9), LONGEST_CUT)
         if self._members > 1:
-            longest = min(longest, self._best_in_a_ring())
+            longest = min(longest, self._best_in_a_ring(LONG_PROMPT, LONGEST_CUT))
         if longest >= 2 * self._cut:
             self._cut *= 2
         elif longest < self._cut / 2 and self._cut > self.usual_chunk:
             self._cut //= 2
 
-    def _best_in_a_ring(self) -> float:
-        """Tokens of a chunk with which a long prompt is through soonest. Of t tokens and n in a
-        chunk, t / n + m - 1 chunks of a + c n seconds pass m members one after the other."""
-        if not self._prompts.has_slope:
-            return 0.0
-        a, c = self._prompts.coefficients()
-        return math.sqrt(LONG_PROMPT * a / max((self._members - 1) * c, 1e-9))
+    def _best_in_a_ring(self, left: int, most: int) -> int:
+        """Tokens of a chunk with which so many are through soonest; 0 where that is not known. Of t
+        tokens and n in a chunk, t / n + m - 1 chunks pass m members one after the other."""
+        if self._costs is None:
+            return 0
+        a, c = self._costs
+
+        def seconds(n: int) -> float:
+            return (left / n + self._members - 1) * (a * self._asked(n) + c * n)
+
+        return min(range(RING_PREFILL_CHUNK, most + 1, RING_PREFILL_CHUNK), key=seconds)
 
     def cut(self, decoding: int) -> int:
         """Tokens at whose multiples prompts are cut where what is computed depends on the cut, as
@@ -184,8 +220,9 @@ class Pace:
         enough = ENOUGH / (1 - ENOUGH) * a / max(c, 1e-9) * self._members
         return max(SMALLEST_BATCH, math.ceil(enough))
 
-    def chunk(self, decoding: int) -> int:
-        """Tokens of prompts that the next step may hold beside so many that decode."""
+    def chunk(self, decoding: int, left: int) -> int:
+        """Tokens of prompts that the next step may hold beside so many that decode; `left`: of how
+        many in all."""
         if self._reads_experts:
             return MAX_CHUNK
         if self._prompt_token_s is None:
@@ -195,4 +232,24 @@ class Pace:
             seconds = min(CHUNK_STEPS * step, CHUNK_S)
         tokens = int(seconds / self._prompt_token_s) // MIN_CHUNK * MIN_CHUNK
         largest = MAX_CHUNK if self._members == 1 else self.usual_chunk
-        return min(max(tokens, MIN_CHUNK if decoding else ALONE_CHUNK), largest)
+        least = MIN_CHUNK if decoding else ALONE_CHUNK
+        # Never more than twice what was measured: times are noisy.
+        worth = min(self._worth_a_step(decoding, left), 2 * self._longest)
+        return max(min(tokens, largest), least, worth // MIN_CHUNK * MIN_CHUNK)
+
+    def _worth_a_step(self, decoding: int, left: int) -> int:
+        """Tokens with less of which too much of a chunk's time would not be theirs."""
+        if self._costs is None:  # all were of one length
+            longer = 2 * self._longest
+            return longer if not decoding and longer <= PREFILL_CHUNK else 0
+        a, c = self._costs
+        share = WORTH_BESIDE if decoding else WORTH_ALONE
+        enough = (
+            n
+            for n in range(MIN_CHUNK, MAX_CHUNK, MIN_CHUNK)
+            if (1 - share) * c * n >= share * a * self._asked(n)
+        )
+        worth = next(enough, MAX_CHUNK)
+        if self._members > 1 and not decoding:
+            return min(worth, self._best_in_a_ring(left, MAX_CHUNK))
+        return worth

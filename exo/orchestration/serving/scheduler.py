@@ -100,7 +100,7 @@ class Scheduler:
         self._rules = rules
         self._depth = len(plan.members)
         in_part = any(member.shard.expert_share < 1 for member in plan.members)
-        self._pace = Pace(self._depth, reads_experts=in_part)
+        self._pace = Pace(self._depth, routed_share=plan.routed_share, reads_experts=in_part)
         self._memory = KVMemory(lambda gone: submit(Release(gone)))
         self._line = WaitingLine(rules.max_requests)
         self._batcher = Batcher(

@@ -5,6 +5,7 @@ import pytest
 import zoo
 
 from exo.errors import ModelUnsupported
+from exo.inference.cpu.shard_model import CheckpointModel
 from exo.models.description import context_length, describe_checkpoint, read_config
 from exo.shard import Shard
 
@@ -64,3 +65,22 @@ def test_the_context_is_read_by_its_many_names() -> None:
     assert context_length({"n_ctx": 9, "max_position_embeddings": None}) == 9
     assert context_length({"text_config": {"max_position_embeddings": 5}}) == 5
     assert context_length({}) == 4096
+
+
+MIXTURES = ("qwen3_moe", "gpt_oss", "deepseek_v2", "ernie4_5_moe", "kimi_linear", "llama4")
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_what_a_token_leaves_unread_of_a_mixture(family: str, tmp_path: Path) -> None:
+    zoo.write_checkpoint(family, tmp_path)
+    found, model = describe_checkpoint("m", tmp_path, zoo.LAYERS), CheckpointModel(tmp_path)
+    own = model.architecture
+    assert found.routed_share == own.experts_per_token / own.expert_count < 1
+    left = 1 - found.routed_share
+    assert found.unread_bytes == tuple(int(size * left) for size in model.expert_bytes)
+
+
+def test_of_what_is_no_mixture_all_is_read(tmp_path: Path) -> None:
+    zoo.write_checkpoint("llama", tmp_path)
+    found = describe_checkpoint("m", tmp_path, zoo.LAYERS)
+    assert (found.routed_share, found.unread_bytes) == (1.0, ())

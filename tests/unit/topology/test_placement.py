@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +53,18 @@ def test_the_prediction_is_reading_and_sending() -> None:
         + 2 * (HOP_S + 0.00025)
     )
     assert predicted_step_s(both.members, SMALL, paces(rates)) == pytest.approx(expected)
+
+
+def test_experts_that_a_token_is_not_routed_to_take_no_time() -> None:
+    rates = {"a": 20e9, "b": 20e9}
+    memory = dict.fromkeys(rates, 8 * GB)
+    mixture = replace(LARGE, unread=(95 * MB,) * 30)
+    assert len(place(PartitionRule.AUTO, "m", memory, LARGE, paces(rates, 0.01)).members) == 2
+    # The same hops are half of what a token takes.
+    alone = place(PartitionRule.AUTO, "m", memory, mixture, paces(rates, 0.01))
+    assert len(alone.members) == 1
+    expected = STEP_S + 30 * LAYER_S + (30 * 5 * MB + 100 * MB) / 20e9
+    assert alone.predicted_step_s == pytest.approx(expected)
 
 
 def test_a_toy_is_not_carried_by_twenty_three() -> None:

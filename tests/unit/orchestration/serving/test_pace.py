@@ -22,7 +22,7 @@ def prefilled(pace: Pace, fixed_s: float, token_s: float, tokens: int = 1500) ->
     for each token."""
     chunks = []
     while tokens > 0:
-        chunks.append(min(pace.chunk(0), tokens))
+        chunks.append(min(pace.chunk(0, tokens), tokens))
         pace.took(fixed_s + token_s * chunks[-1], 0, chunks[-1])
         tokens -= chunks[-1]
     return chunks
@@ -42,17 +42,76 @@ def test_beside_others_it_takes_as_long_as_a_few_of_their_steps() -> None:
     pace = Pace(1)
     for _ in range(10):
         pace.took(0.005, 1, 0)
-    for chunk in (pace.chunk(1), 64, 32, 16, 8, 8, 8):
+    for chunk in (pace.chunk(1, 900), 64, 32, 16, 8, 8, 8):
         pace.took(0.005 + 0.0009 * chunk, 1, chunk)
-    assert pace.chunk(1) == int(CHUNK_STEPS * 0.005 / 0.0009) // MIN_CHUNK * MIN_CHUNK == 8
-    assert pace.chunk(0) > ALONE_CHUNK
+    assert pace.chunk(1, 900) == int(CHUNK_STEPS * 0.005 / 0.0009) // MIN_CHUNK * MIN_CHUNK == 8
+    assert pace.chunk(0, 900) > ALONE_CHUNK
 
 
 def test_where_experts_are_read_from_disk_a_chunk_is_as_long_as_can_be() -> None:
     pace = Pace(2, reads_experts=True)
-    assert pace.chunk(0) == MAX_CHUNK
+    assert pace.chunk(0, 900) == MAX_CHUNK
     pace.took(5.0, 0, MAX_CHUNK)
-    assert pace.chunk(0) == pace.chunk(3) == MAX_CHUNK
+    assert pace.chunk(0, 900) == pace.chunk(3, 900) == MAX_CHUNK
+
+
+MIXTURES = {
+    # Seconds in which all weights are read, and those of a token's products; experts, those of a
+    # token: Qwen3 30B-A3B with 2 and 8 cores, GLM 4.5 Air and Qwen3-Next 80B with 8.
+    "30B-A3B": (0.4, 0.01, 128, 8),
+    "30B-A3B, 8 cores": (0.27, 0.0025, 128, 8),
+    "Air": (1.0, 0.01, 128, 8),
+    "Next": (0.75, 0.0025, 512, 10),
+}
+
+
+def serve(
+    pace: Pace, members: int, mixture: str, prompt: int, beside: int, rng: random.Random
+) -> tuple[float, list[int]]:
+    """Seconds that a prompt takes through members that hold as much each, and its chunks."""
+    read_s, token_s, experts, top = MIXTURES[mixture]
+
+    def step_s(n: int) -> float:
+        return read_s * (1 - (1 - top / experts) ** n) + token_s * n
+
+    chunks = []
+    while prompt > 0:
+        chunks.append(min(pace.chunk(beside, prompt), prompt))
+        pace.took(beside and step_s(beside), beside, 0)
+        pace.took(step_s(chunks[-1] + beside) * rng.uniform(0.9, 1.1), beside, chunks[-1])
+        prompt -= chunks[-1]
+    passes = [step_s(n + beside) for n in chunks]
+    return (sum(passes) + (members - 1) * passes[-1]) / members, chunks
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_chunks_are_as_long_as_reading_experts_for_them_is_worth(
+    mixture: str, members: int
+) -> None:
+    read_s, token_s, experts, top = MIXTURES[mixture]
+    pace, rng = Pace(members, routed_share=top / experts), random.Random(3)
+    for prompt in (40, 300, 700):
+        serve(pace, members, mixture, prompt, 0, rng)
+    seconds, _ = serve(pace, members, mixture, 3000, 0, rng)
+    longest = (3000 / MAX_CHUNK + members - 1) * (read_s + token_s * MAX_CHUNK) / members
+    assert seconds < 1.35 * longest
+    seconds, chunks = serve(pace, members, mixture, 3000, 2, rng)
+    assert seconds < 4 * 3000 * token_s / members  # reading is to take twice as long as products
+    own = [n * token_s for n in chunks]
+    assert max(own) < 2 * read_s, "those that decode wait too long"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_makes_no_long_chunks_of_what_gains_nothing(seed: int) -> None:
+    pace, rng = Pace(1), random.Random(seed)  # 8 B in 4 bits with 2 cores
+    chunks = []
+    for prompt in (40, 300, 700, 3000, 900, 517, 2300, 33, 1200):
+        while prompt > 0:
+            chunks.append(min(pace.chunk(0, prompt), prompt))
+            pace.took((0.11 + 0.027 * chunks[-1]) * rng.uniform(0.8, 1.2), 0, chunks[-1])
+            prompt -= chunks[-1]
+    assert sorted(chunks)[int(0.95 * len(chunks))] < 1.5 * ALONE_CHUNK
 
 
 def read(pace: Pace, a: float, c: float, prompts: int = 40) -> None:
