@@ -74,7 +74,7 @@ class RingPlan:
 
     Raises:
         PlanMismatch: the shards are not contiguous, complete and disjoint, or a node is named
-            twice, or they belong to another model.
+            twice, or they belong to another model, or the share is none.
     """
 
     model_id: str
@@ -91,6 +91,11 @@ class RingPlan:
             raise PlanMismatch(f"a plan of {self.model_id} has no members")
         if len({m.node_id for m in self.members}) != len(self.members):
             raise PlanMismatch(f"a plan of {self.model_id} names a node twice")
+        if not 0 < self.routed_share <= 1:
+            raise PlanMismatch(
+                f"a plan of {self.model_id} routes a token to {self.routed_share} of the experts: "
+                "expected more than 0, and at most 1"
+            )
         expected_start = 0
         n_layers = self.members[0].shard.n_layers
         for member in self.members:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -37,6 +38,15 @@ def test_a_plan_that_names_a_node_twice_is_refused() -> None:
     members = (RingMember("a", Shard("m", 0, 3, 8)), RingMember("a", Shard("m", 3, 8, 8)))
     with pytest.raises(PlanMismatch, match="twice"):
         RingPlan("m", 1, "a", "files", members)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
+def test_a_plan_that_routes_tokens_to_no_share_of_experts_is_refused(share: float) -> None:
+    message = plan_to_pb(replace(plan(0, 3, 8), routed_share=0.25))
+    assert plan_from_pb(message).routed_share == 0.25
+    message.routed_share = share
+    with pytest.raises(PlanMismatch, match="expected more than 0"):
+        plan_from_pb(message)
 
 
 def test_the_hash_tells_plans_apart_and_survives_the_wire() -> None:

@@ -302,7 +302,7 @@ def description_from_pb(model_id: str, message: pb.ModelDescription) -> ModelDes
         shared_bytes=message.shared_bytes,
         expert_bytes=tuple(message.expert_bytes),
         unread_bytes=tuple(message.unread_bytes),
-        routed_share=message.routed_share,
+        routed_share=message.routed_share or 1.0,
     )
 
 
