@@ -160,11 +160,11 @@ async def test_a_long_prompt_says_how_much_of_it_is_read(tmp_path: Path) -> None
     """Asked at a node that is not the head: what the head tells comes over gRPC."""
     async with cluster(tmp_path) as c:
         for i in range(2):
-            c.add(f"n{i}", "--memory", f"{2 - i}GB", EXO_DUMMY_FAULTS="delay=0.15")
+            c.add(f"n{i}", "--memory", f"{2 - i}GB", EXO_DUMMY_FAULTS="delay=0.3")
         await c.together()
         body = {
             "model": "dummy",
-            "messages": [{"role": "user", "content": "x" * 1500}],
+            "messages": [{"role": "user", "content": "x" * 4000}],
             "max_tokens": 2,
             "stream": True,
         }
@@ -173,7 +173,7 @@ async def test_a_long_prompt_says_how_much_of_it_is_read(tmp_path: Path) -> None
             async with session.post(url, json=body) as response:
                 text = await response.text()
             # In llama.cpp's form, where asked for.
-            body["messages"] = [{"role": "user", "content": "y" * 1500}]
+            body["messages"] = [{"role": "user", "content": "y" * 4000}]
             async with session.post(url, json=body | {"return_progress": True}) as response:
                 events = [json.loads(line[6:]) async for line in response.content if b": {" in line]
         read = [event["prompt_progress"] for event in events if "prompt_progress" in event]

@@ -168,7 +168,8 @@ class Batcher:
             shares = _cut_shares(ready, self._pace.cut(decoding))
         else:
             left = sum(sequence.left for sequence in ready)
-            shares = _shares(ready, self._pace.chunk(decoding, left))
+            before = ready[0].scheduled if ready else 0
+            shares = _shares(ready, self._pace.chunk(decoding, left, before))
         parts = (self._prompt_part(sequence, tokens, prompts) for sequence, tokens in shares)
         return [part for part in parts if part is not None]
 

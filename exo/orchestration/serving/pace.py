@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from exo.orchestration.serving.step_costs import SURPRISE, Line, PromptCosts
+
 PREFILL_CHUNK = 256
 """Tokens of prompts in one step, until it is known how long they take."""
 
@@ -64,64 +66,10 @@ what is believed of guesses is too good where they are many."""
 LEAST_WORTH = 0.1
 """Where a row costs nearly nothing."""
 
-_MEMORY = 0.98
-"""Of what a step counts, when another one has passed."""
-
-_WIDE = 0.005
-"""Points so far from one direction that noise hardly turns the line through them."""
-
-_SURPRISE = 5.0
-"""A step that took so many times as long as expected is a hiccup of the machine, no news of the
-model."""
-
-
-class _Line:
-    """y = a b + c x through points of which the latest count most, by least squares; b is 1 where
-    nothing else is said."""
-
-    def __init__(self) -> None:
-        self._n = self._bb = self._bx = self._by = self._xx = self._xy = 0.0
-
-    def add(self, x: float, y: float, b: float = 1.0) -> None:
-        expected = self.at(x, b)
-        if expected is not None and self._n > 3:
-            y = min(y, _SURPRISE * expected)
-        self._n = _MEMORY * self._n + 1
-        self._bb = _MEMORY * self._bb + b * b
-        self._bx = _MEMORY * self._bx + b * x
-        self._by = _MEMORY * self._by + b * y
-        self._xx = _MEMORY * self._xx + x * x
-        self._xy = _MEMORY * self._xy + x * y
-
-    @property
-    def spread(self) -> float:
-        """From 0, where all points lie in one direction and so tell nothing of a and c, to 1."""
-        return 1 - self._bx**2 / (self._bb * self._xx) if self._xx else 0.0
-
-    @property
-    def has_slope(self) -> bool:
-        return self.spread > 1e-3
-
-    def at(self, x: float, b: float = 1.0) -> float | None:
-        """None before the first point."""
-        if not self._n:
-            return None
-        a, c = self.coefficients()
-        return a * b + c * x
-
-    def coefficients(self) -> tuple[float, float]:
-        """a and c, neither below 0; c is 0 where it is not known."""
-        if not self.has_slope:
-            return self._by / self._bb, 0.0
-        c = (self._bb * self._xy - self._bx * self._by) / (self._bb * self._xx - self._bx**2)
-        c = max(c, 0.0)
-        return max((self._by - c * self._bx) / self._bb, 0.0), c
-
 
 class Pace:
     """A step in which n sequences decode takes `a + c n` seconds. What is left of a step that holds
-    tokens of prompts as well is theirs: n take `a b(n) + c n` seconds, where b(n) is how much of
-    the weights they ask for."""
+    tokens of prompts as well is theirs."""
 
     def __init__(
         self, members: int, *, routed_share: float = 1.0, reads_experts: bool = False
@@ -132,11 +80,9 @@ class Pace:
         self._members = members
         self._routed_share = routed_share
         self._reads_experts = reads_experts
-        self._decoding = _Line()
-        self._prompts = _Line()
+        self._decoding = Line()
+        self._prompts = PromptCosts()
         self._prompt_token_s: float | None = None
-        self._costs: tuple[float, float] | None = None
-        """a and c of prompts, as they were when chunks last were unlike enough to tell."""
         self._longest = 0
         """Tokens of the longest chunk of late: half as many with every one after it."""
         self._cut = self.usual_chunk
@@ -145,8 +91,9 @@ class Pace:
     def usual_chunk(self) -> int:
         return PREFILL_CHUNK if self._members == 1 else RING_PREFILL_CHUNK
 
-    def took(self, seconds: float, decoded: int, prefilled: int) -> None:
-        """A step took so long, from leaving the head to its return."""
+    def took(self, seconds: float, decoded: int, prefilled: int, attended: float = 0.0) -> None:
+        """A step took so long, from leaving the head to its return; `attended`: to how many earlier
+        tokens those of prompts attend in all."""
         if not prefilled:
             self._decoding.add(decoded, seconds)
             return
@@ -158,10 +105,8 @@ class Pace:
         if known is None:
             self._prompt_token_s = each
         else:
-            self._prompt_token_s = known + 0.3 * (min(each, _SURPRISE * known) - known)
-        self._prompts.add(prefilled, each * prefilled, self._asked(prefilled))
-        if self._prompts.spread > _WIDE:
-            self._costs = self._prompts.coefficients()
+            self._prompt_token_s = known + 0.3 * (min(each, SURPRISE * known) - known)
+        self._prompts.add(prefilled, attended, self._asked(prefilled), each * prefilled)
         self._longest = max(prefilled, self._longest // 2)
         self._mend_cut()
 
@@ -175,23 +120,26 @@ class Pace:
         assert self._prompt_token_s is not None
         longest = min(CHUNK_S / max(self._prompt_token_s, 1e-9), LONGEST_CUT)
         if self._members > 1:
-            longest = min(longest, self._best_in_a_ring(LONG_PROMPT, LONGEST_CUT))
+            longest = min(longest, self._best_in_a_ring(LONG_PROMPT, 0, LONGEST_CUT))
         if longest >= 2 * self._cut:
             self._cut *= 2
         elif longest < self._cut / 2 and self._cut > self.usual_chunk:
             self._cut //= 2
 
-    def _best_in_a_ring(self, left: int, most: int) -> int:
+    def _best_in_a_ring(self, left: int, before: int, most: int) -> int:
         """Tokens of a chunk with which so many are through soonest; 0 where that is not known. Of t
         tokens and n in a chunk, t / n + m - 1 chunks pass m members one after the other."""
-        if self._costs is None:
+        if not self._prompts.tells:
             return 0
-        a, c = self._costs
 
         def seconds(n: int) -> float:
-            return (left / n + self._members - 1) * (a * self._asked(n) + c * n)
+            return (left / n + self._members - 1) * sum(self._costs(n, before + left / 2))
 
         return min(range(RING_PREFILL_CHUNK, most + 1, RING_PREFILL_CHUNK), key=seconds)
+
+    def _costs(self, n: int, before: float) -> tuple[float, float]:
+        """Seconds of n tokens of a prompt, and of the weights that they ask for."""
+        return self._prompts.seconds(n, n * (before + n / 2), self._asked(n))
 
     def cut(self, decoding: int) -> int:
         """Tokens at whose multiples prompts are cut where what is computed depends on the cut, as
@@ -220,9 +168,9 @@ class Pace:
         enough = ENOUGH / (1 - ENOUGH) * a / max(c, 1e-9) * self._members
         return max(SMALLEST_BATCH, math.ceil(enough))
 
-    def chunk(self, decoding: int, left: int) -> int:
+    def chunk(self, decoding: int, left: int, before: int) -> int:
         """Tokens of prompts that the next step may hold beside so many that decode; `left`: of how
-        many in all."""
+        many in all, `before`: how many of the oldest prompt are computed."""
         if self._reads_experts:
             return MAX_CHUNK
         if self._prompt_token_s is None:
@@ -234,22 +182,21 @@ class Pace:
         largest = MAX_CHUNK if self._members == 1 else self.usual_chunk
         least = MIN_CHUNK if decoding else ALONE_CHUNK
         # Never more than twice what was measured: times are noisy.
-        worth = min(self._worth_a_step(decoding, left), 2 * self._longest)
+        worth = min(self._worth_a_step(decoding, left, before), 2 * self._longest)
         return max(min(tokens, largest), least, worth // MIN_CHUNK * MIN_CHUNK)
 
-    def _worth_a_step(self, decoding: int, left: int) -> int:
+    def _worth_a_step(self, decoding: int, left: int, before: int) -> int:
         """Tokens with less of which too much of a chunk's time would not be theirs."""
-        if self._costs is None:  # all were of one length
+        if not self._prompts.tells:  # all were of one length
             longer = 2 * self._longest
             return longer if not decoding and longer <= PREFILL_CHUNK else 0
-        a, c = self._costs
         share = WORTH_BESIDE if decoding else WORTH_ALONE
-        enough = (
-            n
-            for n in range(MIN_CHUNK, MAX_CHUNK, MIN_CHUNK)
-            if (1 - share) * c * n >= share * a * self._asked(n)
-        )
-        worth = next(enough, MAX_CHUNK)
+
+        def is_enough(n: int) -> bool:
+            own, weights = self._costs(n, before)
+            return (1 - share) * own >= share * weights
+
+        worth = next(filter(is_enough, range(MIN_CHUNK, MAX_CHUNK, MIN_CHUNK)), MAX_CHUNK)
         if self._members > 1 and not decoding:
-            return min(worth, self._best_in_a_ring(left, MAX_CHUNK))
+            return min(worth, self._best_in_a_ring(left, before, MAX_CHUNK))
         return worth

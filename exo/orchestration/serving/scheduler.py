@@ -53,6 +53,8 @@ class _Flight(msgspec.Struct, frozen=True):
     """Tokens of sequences that decode."""
     prefilled: int
     """Tokens of prompts."""
+    attended: float
+    """Earlier tokens that those of prompts attend to, in all."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -304,7 +306,7 @@ class Scheduler:
                 took = asyncio.get_running_loop().time() - begun
                 self._done += 1
                 self._done_seconds += took
-                self._pace.took(took, flight.decoded, flight.prefilled)
+                self._pace.took(took, flight.decoded, flight.prefilled, flight.attended)
                 grown += self._take(flight, outcome)
             else:
                 self._fail(flight, outcome.error)
@@ -356,6 +358,7 @@ class Scheduler:
             asyncio.get_running_loop().time() + self._rules.step_timeout_s,
             sum(part.slice.length for part in decoding),
             sum(part.slice.length for part in prompts),
+            sum(one.length * (one.start + one.length / 2) for one in (p.slice for p in prompts)),
         )
         self._submit(step)
         self._batcher.sent(parts)

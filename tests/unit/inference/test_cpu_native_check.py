@@ -17,7 +17,7 @@ CMAKE = Path(sys.executable).parent / "cmake"
 NINJA = Path(sys.executable).parent / "ninja"
 
 
-DIGESTS = {15: "aa3e07cdd5dd2f43"}
+DIGESTS = {16: "aa3e07cdd5dd2f43"}
 """Of all that kernel_check computes, on any instruction set of any processor, by the protocol that
 nodes speak. Where it changes with the arithmetic of the kernels, PROTOCOL is raised: a ring of two
 versions would give other answers than one of either, and others again after a node left. Where it

@@ -22,7 +22,7 @@ def prefilled(pace: Pace, fixed_s: float, token_s: float, tokens: int = 1500) ->
     for each token."""
     chunks = []
     while tokens > 0:
-        chunks.append(min(pace.chunk(0, tokens), tokens))
+        chunks.append(min(pace.chunk(0, tokens, 0), tokens))
         pace.took(fixed_s + token_s * chunks[-1], 0, chunks[-1])
         tokens -= chunks[-1]
     return chunks
@@ -42,17 +42,17 @@ def test_beside_others_it_takes_as_long_as_a_few_of_their_steps() -> None:
     pace = Pace(1)
     for _ in range(10):
         pace.took(0.005, 1, 0)
-    for chunk in (pace.chunk(1, 900), 64, 32, 16, 8, 8, 8):
+    for chunk in (pace.chunk(1, 900, 0), 64, 32, 16, 8, 8, 8):
         pace.took(0.005 + 0.0009 * chunk, 1, chunk)
-    assert pace.chunk(1, 900) == int(CHUNK_STEPS * 0.005 / 0.0009) // MIN_CHUNK * MIN_CHUNK == 8
-    assert pace.chunk(0, 900) > ALONE_CHUNK
+    assert pace.chunk(1, 900, 0) == int(CHUNK_STEPS * 0.005 / 0.0009) // MIN_CHUNK * MIN_CHUNK == 8
+    assert pace.chunk(0, 900, 0) > ALONE_CHUNK
 
 
 def test_where_experts_are_read_from_disk_a_chunk_is_as_long_as_can_be() -> None:
     pace = Pace(2, reads_experts=True)
-    assert pace.chunk(0, 900) == MAX_CHUNK
+    assert pace.chunk(0, 900, 0) == MAX_CHUNK
     pace.took(5.0, 0, MAX_CHUNK)
-    assert pace.chunk(0, 900) == pace.chunk(3, 900) == MAX_CHUNK
+    assert pace.chunk(0, 900, 0) == pace.chunk(3, 900, 0) == MAX_CHUNK
 
 
 MIXTURES = {
@@ -76,7 +76,7 @@ def serve(
 
     chunks = []
     while prompt > 0:
-        chunks.append(min(pace.chunk(beside, prompt), prompt))
+        chunks.append(min(pace.chunk(beside, prompt, 0), prompt))
         pace.took(beside and step_s(beside), beside, 0)
         pace.took(step_s(chunks[-1] + beside) * rng.uniform(0.9, 1.1), beside, chunks[-1])
         prompt -= chunks[-1]
@@ -108,10 +108,28 @@ def test_noise_makes_no_long_chunks_of_what_gains_nothing(seed: int) -> None:
     chunks = []
     for prompt in (40, 300, 700, 3000, 900, 517, 2300, 33, 1200):
         while prompt > 0:
-            chunks.append(min(pace.chunk(0, prompt), prompt))
+            chunks.append(min(pace.chunk(0, prompt, 0), prompt))
             pace.took((0.11 + 0.027 * chunks[-1]) * rng.uniform(0.8, 1.2), 0, chunks[-1])
             prompt -= chunks[-1]
     assert sorted(chunks)[int(0.95 * len(chunks))] < 1.5 * ALONE_CHUNK
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("decoding", [0, 1])
+def test_tokens_that_attend_to_many_are_not_taken_for_weights(members: int, decoding: int) -> None:
+    """Late in a long prompt each takes longer, and chunks get shorter."""
+    pace, rng = Pace(members), random.Random(2)
+    for prompt in (40, 300, 700, 16_000, 16_000):
+        before = 0
+        while before < prompt:
+            n = min(pace.chunk(decoding, prompt - before, before), prompt - before)
+            attended = n * (before + n / 2)
+            if decoding:
+                pace.took(0.004, 1, 0)
+            took = (0.004 + 0.0008 * n + 4e-7 * attended) * rng.uniform(0.9, 1.1)
+            pace.took(took, decoding, n, attended)
+            assert took < 2 * CHUNK_S
+            before += n
 
 
 def read(pace: Pace, a: float, c: float, prompts: int = 40) -> None:
