@@ -44,6 +44,9 @@ WORTH_ALONE = 0.75
 """So much of what a chunk takes should be its tokens', not what reading weights for it takes, or
 links that it passes over: a mixture's experts are read for 32 tokens nearly as for 500."""
 
+ASKED_S = 2.0
+"""As long as that a chunk may take to learn what longer ones do."""
+
 WORTH_BESIDE = 1 / 3
 """The same while others decode, who wait for it."""
 
@@ -119,6 +122,8 @@ class Pace:
         long: a power of two that hardly ever changes, and what is computed with it."""
         assert self._prompt_token_s is not None
         longest = min(CHUNK_S / max(self._prompt_token_s, 1e-9), LONGEST_CUT)
+        if self._routed_share < 1:
+            longest = max(longest, self._enough(WORTH_ALONE, 0, LONGEST_CUT))
         if self._members > 1:
             longest = min(longest, self._best_in_a_ring(LONG_PROMPT, 0, LONGEST_CUT))
         if longest >= 2 * self._cut:
@@ -189,14 +194,24 @@ class Pace:
         """Tokens with less of which too much of a chunk's time would not be theirs."""
         if not self._prompts.tells:  # all were of one length
             longer = 2 * self._longest
-            return longer if not decoding and longer <= PREFILL_CHUNK else 0
-        share = WORTH_BESIDE if decoding else WORTH_ALONE
+            takes = longer * (self._prompt_token_s or 0.0)
+            is_asked = not decoding and longer <= PREFILL_CHUNK and takes <= ASKED_S
+            return longer if is_asked else 0
+        if decoding:
+            return self._enough(WORTH_BESIDE, before, MAX_CHUNK)
+        enough = self._enough(WORTH_ALONE, before, MAX_CHUNK)
+        if self._members == 1:
+            return enough
+        return min(enough, self._best_in_a_ring(left, before, MAX_CHUNK))
+
+    def _enough(self, share: float, before: int, most: int) -> int:
+        """The fewest tokens of which so much of a chunk's time is theirs; 0 where that is not
+        known."""
+        if not self._prompts.tells:
+            return 0
 
         def is_enough(n: int) -> bool:
             own, weights = self._costs(n, before)
             return (1 - share) * own >= share * weights
 
-        worth = next(filter(is_enough, range(MIN_CHUNK, MAX_CHUNK, MIN_CHUNK)), MAX_CHUNK)
-        if self._members > 1 and not decoding:
-            return min(worth, self._best_in_a_ring(left, before, MAX_CHUNK))
-        return worth
+        return next(filter(is_enough, range(MIN_CHUNK, most, MIN_CHUNK)), most)

@@ -16,6 +16,13 @@ size."""
 _FOLLOWS = 1e-9
 """What is left of a square by rounding."""
 
+_NEWS = 0.3
+"""Of the newest step in how many times as long as expected steps take."""
+
+_OTHER = 1.6
+"""So many times as long, or as short, and the machine is another than it was: busy, hot. Steps of
+before beside those of now would say that what differs between them is what they hold."""
+
 _WIDE = 0.005
 """Points so far from one direction that noise hardly turns the line through them."""
 
@@ -63,9 +70,13 @@ class PromptCosts:
     count most."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._n = 0.0
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
+        self._ratio = 1.0
         self._found = (0.0, 0.0, 0.0)
         self.tells = False
         """Whether steps were once so unlike that noise hardly moves what they say."""
@@ -76,6 +87,9 @@ class PromptCosts:
             found, _ = self._solved()
             expected = sum(own * part for own, part in zip(found, x, strict=True))
             seconds = min(seconds, SURPRISE * expected)
+            self._ratio += _NEWS * (seconds / max(expected, 1e-9) - self._ratio)
+            if not 1 / _OTHER < self._ratio < _OTHER:
+                self._forget()
         self._n = _MEMORY * self._n + 1
         for i in range(3):
             self._xy[i] = _MEMORY * self._xy[i] + seconds * x[i]

@@ -132,6 +132,34 @@ def test_tokens_that_attend_to_many_are_not_taken_for_weights(members: int, deco
             before += n
 
 
+@pytest.mark.parametrize("times", [0.25, 2, 4, 20])
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_machine_that_is_slower_than_before_gets_short_chunks(members: int, times: float) -> None:
+    pace, rng = Pace(members), random.Random(2)
+    for index, prompt in enumerate((40, 300, 700, 1500, 900, 3000, 3000)):
+        slower = times if index > 4 else 1
+        before = 0
+        while before < prompt:
+            n = min(pace.chunk(0, prompt - before, before), prompt - before)
+            attended = n * (before + n / 2)
+            took = slower * (0.004 + 0.0008 * n) * rng.uniform(0.9, 1.1)
+            pace.took(took, 0, n, attended)
+            assert index < 6 or took < max(1.5 * CHUNK_S, slower * 0.05 * ALONE_CHUNK)
+            before += n
+
+
+def test_where_the_cut_is_computed_with_it_is_long_for_a_mixture() -> None:
+    pace, rng = Pace(1, routed_share=1 / 16), random.Random(2)
+    for prompt in (40, 300, 700, 1500, 900, 2100, 333, 3000):
+        done = 0
+        while done < prompt:
+            n = min(pace.cut(0) - done % pace.cut(0), prompt - done)
+            reading = 0.35 * (1 - (15 / 16) ** n)
+            pace.took((reading + 0.001 * n) * rng.uniform(0.9, 1.1), 0, n, n * (done + n / 2))
+            done += n
+    assert pace.cut(0) == 1024
+
+
 def read(pace: Pace, a: float, c: float, prompts: int = 40) -> None:
     """Prompts of some lengths, cut as the pace says, by what takes a + c n seconds."""
     for index in range(prompts):
