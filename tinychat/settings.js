@@ -26,6 +26,7 @@ export class Settings {
       this.#form.elements.must_call.checked = false;
       this.#check();
     });
+    dialog.querySelector("#leave").addEventListener("click", () => dialog.close());
     this.#form.elements.tools.placeholder = EXAMPLE;
     this.#form.elements.tools.addEventListener("input", () => this.#check());
   }
@@ -50,23 +51,33 @@ export class Settings {
     this.#form.elements.must_call.checked = settings.tool_choice === "required";
     this.#check();
     this.#dialog.showModal();
+    // At once, not when the dialog says that it is closed: a question may be asked before that.
+    let isKept = false;
+    const keep = () => {
+      conversation.settings = this.#said();
+      isKept = true;
+    };
+    this.#form.addEventListener("submit", keep);
     return new Promise((resolve) => {
       this.#dialog.addEventListener(
         "close",
         () => {
-          if (this.#dialog.returnValue !== "keep") return resolve(false);
-          const said = {};
-          for (const [name, [meant]] of Object.entries(FIELDS)) {
-            const { value } = this.#form.elements[name];
-            if (value.trim()) said[name] = meant(value);
-          }
-          if (said.tools && this.#form.elements.must_call.checked) said.tool_choice = "required";
-          conversation.settings = said;
-          return resolve(true);
+          this.#form.removeEventListener("submit", keep);
+          resolve(isKept);
         },
         { once: true },
       );
     });
+  }
+
+  #said() {
+    const said = {};
+    for (const [name, [meant]] of Object.entries(FIELDS)) {
+      const { value } = this.#form.elements[name];
+      if (value.trim()) said[name] = meant(value);
+    }
+    if (said.tools && this.#form.elements.must_call.checked) said.tool_choice = "required";
+    return said;
   }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from cluster import Cluster, until
 from playwright.async_api import Page, expect
 from tinychat_page import IN_BROWSER, answered, ask, said
@@ -122,6 +123,22 @@ async def test_a_conversation_has_its_own_settings(page: Page) -> None:
     await page.click("dialog .main")
     await page.click("#settings")
     await expect(page.locator("[name=system]")).to_have_value("")
+
+
+@pytest.mark.parametrize("leave", ["Escape", "Cancel"])
+async def test_settings_are_kept_by_enter_and_by_nothing_else_than_keep(
+    page: Page, leave: str
+) -> None:
+    await page.click("#settings")
+    await page.fill("[name=max_tokens]", "5")
+    await page.press("[name=max_tokens]", "Enter")
+    await expect(page.locator("#how")).to_be_hidden()
+    await page.click("#settings")
+    await page.fill("[name=max_tokens]", "7")
+    await (page.keyboard.press("Escape") if leave == "Escape" else page.click("#leave"))
+    await expect(page.locator("#how")).to_be_hidden()
+    await page.click("#settings")
+    await expect(page.locator("[name=max_tokens]")).to_have_value("5")
 
 
 async def test_lines_with_a_slash_are_commands(page: Page) -> None:
