@@ -44,11 +44,11 @@ WORTH_ALONE = 0.75
 """So much of what a chunk takes should be its tokens', not what reading weights for it takes, or
 links that it passes over: a mixture's experts are read for 32 tokens nearly as for 500."""
 
-ASKED_S = 2.0
-"""As long as that a chunk may take to learn what longer ones do."""
-
 WORTH_BESIDE = 1 / 3
 """The same while others decode, who wait for it."""
+
+ASKED_S = 2.0
+"""So long may a chunk take that is only to tell what longer ones take."""
 
 FIRST_BATCH = 16
 """Sequences at once, until it is known what more of them cost."""
