@@ -94,6 +94,10 @@ class Pace:
     def usual_chunk(self) -> int:
         return PREFILL_CHUNK if self._members == 1 else RING_PREFILL_CHUNK
 
+    @property
+    def _is_mixture(self) -> bool:
+        return self._routed_share < 1
+
     def took(self, seconds: float, decoded: int, prefilled: int, attended: float = 0.0) -> None:
         """A step took so long, from leaving the head to its return; `attended`: to how many earlier
         tokens those of prompts attend in all."""
@@ -109,7 +113,9 @@ class Pace:
             self._prompt_token_s = each
         else:
             self._prompt_token_s = known + 0.3 * (min(each, SURPRISE * known) - known)
-        self._prompts.add(prefilled, attended, self._asked(prefilled), each * prefilled)
+        if self._members == 1 or not decoded:
+            # In a ring a step waits for others, which are as long as it where nobody decodes.
+            self._prompts.add(prefilled, attended, self._asked(prefilled), each * prefilled)
         self._longest = max(prefilled, self._longest // 2)
         self._mend_cut()
 
@@ -122,7 +128,7 @@ class Pace:
         long: a power of two that hardly ever changes, and what is computed with it."""
         assert self._prompt_token_s is not None
         longest = min(CHUNK_S / max(self._prompt_token_s, 1e-9), LONGEST_CUT)
-        if self._routed_share < 1:
+        if self._is_mixture:
             longest = max(longest, self._enough(WORTH_ALONE, 0, LONGEST_CUT))
         if self._members > 1:
             longest = min(longest, self._best_in_a_ring(LONG_PROMPT, 0, LONGEST_CUT))
@@ -195,8 +201,8 @@ class Pace:
         if not self._prompts.tells:  # all were of one length
             longer = 2 * self._longest
             takes = longer * (self._prompt_token_s or 0.0)
-            is_asked = not decoding and longer <= PREFILL_CHUNK and takes <= ASKED_S
-            return longer if is_asked else 0
+            limit = ASKED_S if self._is_mixture else 2 * CHUNK_S
+            return longer if not decoding and longer <= PREFILL_CHUNK and takes <= limit else 0
         if decoding:
             return self._enough(WORTH_BESIDE, before, MAX_CHUNK)
         enough = self._enough(WORTH_ALONE, before, MAX_CHUNK)
@@ -212,6 +218,7 @@ class Pace:
 
         def is_enough(n: int) -> bool:
             own, weights = self._costs(n, before)
-            return (1 - share) * own >= share * weights
+            is_long = own >= CHUNK_S + weights and not self._is_mixture
+            return is_long or (1 - share) * own >= share * weights
 
         return next(filter(is_enough, range(MIN_CHUNK, most, MIN_CHUNK)), most)
