@@ -76,16 +76,16 @@ class PromptCosts:
         self._n = 0.0
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
+        self._latest = [0.0] * 3
         self._ratio = 1.0
-        self._found = (0.0, 0.0, 0.0)
+        self._found = [0.0] * 3
         self.tells = False
         """Whether steps were once so unlike that noise hardly moves what they say."""
 
     def add(self, n: int, k: float, b: float, seconds: float) -> None:
         x = [own / unit for own, unit in zip((n, k, b), _UNITS, strict=True)]
         if self._n > 3:
-            found, _ = self._solved()
-            expected = sum(own * part for own, part in zip(found, x, strict=True))
+            expected = sum(own * part for own, part in zip(self._latest, x, strict=True))
             seconds = min(seconds, SURPRISE * expected)
             self._ratio += _NEWS * (seconds / max(expected, 1e-9) - self._ratio)
             if not 1 / _OTHER < self._ratio < _OTHER:
@@ -95,13 +95,13 @@ class PromptCosts:
             self._xy[i] = _MEMORY * self._xy[i] + seconds * x[i]
             for j in range(3):
                 self._xx[i][j] = _MEMORY * self._xx[i][j] + x[i] * x[j]
-        (c, d, a), spread = self._solved()
+        self._latest, spread = self._solved()
         if spread > _WIDE:
-            self.tells, self._found = True, (c / _UNITS[0], d / _UNITS[1], a / _UNITS[2])
+            self.tells, self._found = True, self._latest
 
     def seconds(self, n: int, k: float, b: float) -> tuple[float, float]:
         """Of the tokens, and of the weights, as steps said that were unlike enough."""
-        c, d, a = self._found
+        c, d, a = (own / unit for own, unit in zip(self._found, _UNITS, strict=True))
         return c * n + d * k, a * b
 
     def _solved(self) -> tuple[list[float], float]:
