@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
-from exo.models.tensor_table import tensors_of, weight_files
+from exo.models.tensor_table import OF_EXPERTS, tensors_of, weight_files
 from exo.shard import Shard
 
 KV_RESERVE_TOKENS = 4096
@@ -22,7 +22,6 @@ _IN_BYTES = (8 + 32 / 64) / 16
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
-_EXPERTS_NAME = re.compile(r"\.(experts|switch_mlp|switch_glu)\.")
 _OTHER_SENSES_NAME = re.compile(r"vision|visual|audio|multi_modal_projector|mm_projector")
 
 
@@ -135,7 +134,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         if place:
             if (layer := int(place[1])) < n_layers:
                 layers[layer] += size
-                experts[layer] += size if _EXPERTS_NAME.search(name) else 0
+                experts[layer] += size if OF_EXPERTS.search(name) else 0
         elif _EMBEDDING_NAME.search(name):
             first += size
             if tied and "per_layer" not in name:  # Gemma 4's second embedding is no head

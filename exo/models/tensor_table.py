@@ -30,7 +30,7 @@ _BYTES = (
 
 
 _TURNED = ("q_proj", "k_proj")
-_OF_EXPERTS = re.compile(r"\.(experts|switch_mlp|switch_glu|ngram_embedding)\.")
+OF_EXPERTS = re.compile(r"\.(experts|switch_mlp|switch_glu|ngram_embedding)\.")
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,7 @@ def expert_bytes(path: Path) -> int:
         parts = ("_exps.", *(["per_layer_token_embd."] if gguf.architecture == "qwen4exp" else []))
         tensors = gguf.tensors.items()
         return sum(own.nbytes for name, own in tensors if any(part in name for part in parts))
-    return sum(
-        entry.nbytes for name, entry in all_tensors(path).items() if _OF_EXPERTS.search(name)
-    )
+    return sum(entry.nbytes for name, entry in all_tensors(path).items() if OF_EXPERTS.search(name))
 
 
 def is_whole(path: Path) -> bool:
