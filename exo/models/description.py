@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exo.errors import ModelUnsupported
-from exo.models.tensor_table import OF_EXPERTS, tensors_of, weight_files
+from exo.models.tensor_table import OF_EXPERTS, TensorEntry, tensors_of, weight_files
 from exo.shard import Shard
 
 KV_RESERVE_TOKENS = 4096
@@ -21,7 +21,8 @@ _IN_BYTES = (8 + 32 / 64) / 16
 """Of a float16 KV cache, one of bytes with a scale and an offset for 64 of them."""
 
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
-_EMBEDDING_NAME = re.compile(r"embed|wte|wpe|embd")
+_EMBEDDING_NAME = re.compile(r"(?<!un)embed(?!_out|ding_norm)|wte|wpe|embd")
+"""embed_out is GPT-NeoX's head, embedding_norm is LFM2's last norm."""
 _OTHER_SENSES_NAME = re.compile(r"vision|visual|audio|multi_modal_projector|mm_projector")
 
 
@@ -124,11 +125,14 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
     text = text_config(config)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     layers, experts = [0] * n_layers, [0] * n_layers
-    first = last = shared = 0
-    tied = bool(text.get("tie_word_embeddings"))
-    for name, size in _tensors(path):
+    first = last = embedding = 0
+    tied = True  # unless there is a head; a configuration need not say so
+    tokens = vocabulary(config)
+    for name, entry in _tensors(path):
+        size = entry.nbytes
         digest.update(f"{name}:{size}".encode())
         place = _LAYER_NAME.search(name)
+        is_of_tokens = len(entry.shape) == 2 and max(entry.shape) >= tokens
         if _OTHER_SENSES_NAME.search(name):
             continue
         if place:
@@ -137,11 +141,12 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
                 experts[layer] += size if OF_EXPERTS.search(name) else 0
         elif _EMBEDDING_NAME.search(name):
             first += size
-            if tied and "per_layer" not in name:  # Gemma 4's second embedding is no head
-                last += size
-                shared += size
+            if is_of_tokens and "per_layer" not in name:  # Gemma 4's second embedding is no head
+                embedding += size
         else:
             last += size
+            tied &= not is_of_tokens
+    shared = embedding if tied else 0
     kv = _kv_bytes_per_token(text) * KV_RESERVE_TOKENS
     routed = _routed_share(text) if any(experts) else 1.0
     return ModelDescription(
@@ -150,7 +155,7 @@ def describe_checkpoint(model_id: str, path: Path, n_layers: int) -> ModelDescri
         checkpoint=digest.hexdigest()[:16],
         layer_bytes=tuple(size + kv for size in layers),
         first_bytes=first,
-        last_bytes=last,
+        last_bytes=last + shared,
         context_length=context_length(config),
         kv_bytes=kv,
         shared_bytes=shared,
@@ -211,11 +216,10 @@ def _kv_bytes_of_a_run(text: dict[str, Any]) -> int:
     return 2 * (2 * kv_heads * head_dim + int(indexed))
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """(name, bytes) of every tensor, by file name and then as the header lists them."""
+def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
+    """Every tensor by its name, by file name and then as the header lists them."""
     for file in weight_files(path):
-        for name, entry in tensors_of(file).items():
-            yield name, entry.nbytes
+        yield from tensors_of(file).items()
 
 
 def spare_tensors(

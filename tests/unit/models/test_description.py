@@ -6,7 +6,7 @@ import zoo
 
 from exo.errors import ModelUnsupported
 from exo.inference.cpu.shard_model import CheckpointModel
-from exo.models.description import context_length, describe_checkpoint, read_config
+from exo.models.description import context_length, describe_checkpoint, read_config, text_config
 from exo.shard import Shard
 
 
@@ -21,17 +21,30 @@ def test_sizes_are_those_of_the_file(tmp_path: Path) -> None:
     assert found.context_length == 4096 or found.context_length == 512
 
 
-def test_a_tied_embedding_counts_once_where_one_node_has_both_ends(tmp_path: Path) -> None:
-    config = zoo.tiny_config("llama") | {"tie_word_embeddings": True}
-    zoo.write_checkpoint("llama", tmp_path, config)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3n", "gemma4_text", "lfm2"])
+def test_a_tied_embedding_counts_once_where_one_node_has_both_ends(
+    family: str, tmp_path: Path
+) -> None:
+    """Configurations need not say that it is the head too: there is no other in the checkpoint."""
+    config = zoo.tiny_config(family)
+    zoo.write_checkpoint(family, tmp_path)
     found = describe_checkpoint("m", tmp_path, zoo.LAYERS)
-    embedding = zoo.VOCABULARY * config["hidden_size"] * 4
-    assert found.shared_bytes == embedding
+    embedding = zoo.VOCABULARY * text_config(config)["hidden_size"] * 4
+    assert found.shared_bytes == embedding < found.last_bytes
     n = zoo.LAYERS
     whole = found.bytes_of([Shard("m", 0, n, n)])
     assert whole == sum(found.layer_bytes) + found.first_bytes + found.last_bytes - embedding
     parts = found.bytes_of([Shard("m", 0, 2, n)]) + found.bytes_of([Shard("m", 2, n, n)])
     assert parts == whole + embedding
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_neox", "internlm2", "glm4_moe"])
+def test_a_head_of_its_own_is_the_last_nodes(family: str, tmp_path: Path) -> None:
+    zoo.write_checkpoint(family, tmp_path)
+    found = describe_checkpoint("m", tmp_path, zoo.LAYERS)
+    head = zoo.VOCABULARY * text_config(zoo.tiny_config(family))["hidden_size"] * 4
+    assert found.shared_bytes == 0
+    assert found.first_bytes == head < found.last_bytes < 1.1 * head
 
 
 def test_the_checkpoint_digest_follows_configuration_and_tensors(tmp_path: Path) -> None:
