@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from exo.cli.settings import API_KEY
+from exo.cli.keys import API_KEY
 from exo.errors import ExoError, PeerUnavailable, error_from_code
 
 

@@ -18,7 +18,8 @@ from exo.api.http.access import Access
 from exo.api.request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
 from exo.cli.client import node_at
-from exo.cli.settings import API_KEY, aliases, api_keys, node_config
+from exo.cli.keys import API_KEY, api_keys
+from exo.cli.settings import aliases, node_config
 from exo.logs import log_as
 from exo.orchestration.build import build_node
 from exo.orchestration.node import StandardNode

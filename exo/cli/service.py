@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from exo.cli.keys import CLUSTER_KEY, api_keys, cluster_key
 from exo.errors import ExoError, InvalidRequest
 
 NAME = "exo"
@@ -22,6 +23,9 @@ STOP_S = 12
 
 _KEPT = ("EXO_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HTTPS_PROXY", "SSL_CERT_FILE")
 """Of the environment, what says where things are. Keys and tokens belong in files."""
+
+_FILES = ("--models-dir", "--api-key-file", "--cluster-key-file")
+"""Flags that name a file or a folder."""
 
 
 class Service(ABC):
@@ -181,7 +185,22 @@ def _node_flags(flags: list[str]) -> list[str]:
     args, unknown = build_parser().parse_known_args(flags)
     if unknown or args.command:
         raise InvalidRequest(f"a service is a node: {shlex.join(unknown or [args.command])}?")
-    return flags
+    if cluster_key(args) and args.cluster_key_file is None:
+        raise InvalidRequest(
+            f"{CLUSTER_KEY} is set, and a service does not see it: use --cluster-key-file FILE"
+        )
+    api_keys(args)
+    return _with_whole_paths(flags)
+
+
+def _with_whole_paths(flags: list[str]) -> list[str]:
+    """A service starts in another folder."""
+    apart: list[str] = []
+    for flag in flags:
+        name = flag.partition("=")[0]
+        apart += flag.split("=", 1) if name in _FILES else [flag]
+    pairs = zip(["", *apart], apart, strict=False)
+    return [str(Path(f).expanduser().resolve()) if name in _FILES else f for name, f in pairs]
 
 
 def _environment() -> list[tuple[str, str]]:

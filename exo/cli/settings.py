@@ -13,13 +13,11 @@ import uuid
 from pathlib import Path
 from typing import IO
 
+from exo.cli.keys import cluster_key
 from exo.errors import InvalidRequest
 from exo.logs import show_from
 
 DEFAULT_API_PORT = 52415
-
-API_KEY = "EXO_API_KEY"
-"""The environment variable with the key of a node that wants one."""
 
 _held_locks: list[IO[str]] = []  # open for as long as this process lives
 
@@ -87,6 +85,9 @@ def set_up_logging() -> None:
     """DEBUG=0 shows warnings, 1 info, 2 to 9 everything; third parties stay at warnings below 9."""
     text = os.environ.get("DEBUG", "0")
     level = int(text) if text.isdigit() else 1
+    if level < 9:
+        # Read when gRPC is imported. What it notes of strangers that knock is told in our words.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     show_from(logging.WARNING if level < 1 else logging.INFO if level < 2 else logging.DEBUG)
     if level >= 9:
         logging.getLogger().setLevel(logging.DEBUG)
@@ -196,6 +197,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "--cluster", default="exo", help="only nodes of the same name join (default exo)"
     )
     net.add_argument(
+        "--cluster-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a secret that all nodes share: who has another one or none cannot join, and what "
+        "nodes say to each other is encrypted (default: EXO_CLUSTER_KEY, else it is open); "
+        "openssl rand -hex 32 > FILE makes one",
+    )
+    net.add_argument(
         "--interface",
         action="append",
         default=[],
@@ -298,27 +307,6 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     api.add_argument("--disable-tui", action="store_true", help="plain lines instead of a screen")
 
 
-def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """Of the flags, the file and EXO_API_KEY.
-
-    Raises:
-        InvalidRequest: the file cannot be read, or a key is none.
-    """
-    keys = [*args.api_key, os.environ.get(API_KEY, "")]
-    if args.api_key_file is not None:
-        try:
-            lines = args.api_key_file.expanduser().read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"--api-key-file {args.api_key_file}: {error}") from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not found:
-            raise InvalidRequest(f"--api-key-file {args.api_key_file} holds no key")
-        keys += found
-    if any(not key.isascii() or " " in key for key in keys):
-        raise InvalidRequest("an API key is of ASCII letters without spaces")
-    return tuple(dict.fromkeys(filter(None, keys)))
-
-
 def aliases(args: argparse.Namespace) -> dict[str, str]:
     """Raises InvalidRequest for one that is not NAME=MODEL."""
     found = {}
@@ -355,6 +343,7 @@ def node_config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         instance_id=uuid.uuid4().hex,
         home=folder,
         cluster=args.cluster,
+        cluster_key=cluster_key(args),
         listen_port=args.node_port,
         broadcast_port=args.broadcast_port or args.listen_port or DEFAULT_BROADCAST_PORT,
         discovery=args.discovery_module or ("manual" if args.peers else "udp"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from exo.download.sharing import Sharing
 from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest
 from exo.inference.choose import make_engine
 from exo.networking.calls.peer_files import GrpcFilePeer
+from exo.networking.cluster_key import ClusterKey
+from exo.networking.connections import Connections
 from exo.networking.discovery.base import Discovery, NoDiscovery
 from exo.networking.discovery.interfaces import Interface
 from exo.networking.discovery.manual import ManualDiscovery
@@ -23,7 +27,9 @@ def build_node(config: NodeConfig) -> StandardNode:
         InvalidRequest: a setting that cannot be.
     """
     network = Network(config.interfaces)
-    sharing = Sharing(config.node_id, connect=GrpcFilePeer)
+    key = ClusterKey(config.cluster_key) if config.cluster_key else None
+    connections = Connections(key)
+    sharing = Sharing(config.node_id, connect=partial(GrpcFilePeer, connections=connections))
     sources = default_sources(config.models_dir, sharing, config.models_folders)
     store = ModelStore(config.models_dir, sources)
     engine = make_engine(
@@ -31,11 +37,13 @@ def build_node(config: NodeConfig) -> StandardNode:
     )
     engine.read_rates = config.home / "read_rates.json"
     engine.kv_memory, engine.kv_bits = config.kv_memory_bytes, config.kv_bits
-    discovery = _discovery(config, network.interfaces)
-    return StandardNode(config, engine, store, sharing, discovery, network)
+    discovery = _discovery(config, network.interfaces, key)
+    return StandardNode(config, engine, store, sharing, discovery, network, connections)
 
 
-def _discovery(config: NodeConfig, interfaces: list[Interface]) -> Discovery:
+def _discovery(
+    config: NodeConfig, interfaces: list[Interface], key: ClusterKey | None
+) -> Discovery:
     if config.discovery == "none":
         return NoDiscovery()
     if config.discovery == "manual":
@@ -50,6 +58,7 @@ def _discovery(config: NodeConfig, interfaces: list[Interface]) -> Discovery:
             interfaces,
             config.broadcast_port,
             config.announce_interval_s,
+            key,
         )
     raise InvalidRequest(
         f"--discovery-module {config.discovery!r} is unknown; expected udp, manual or none"

@@ -41,6 +41,7 @@ class NodeConfig:
     instance_id: str
     home: Path
     cluster: str = "exo"
+    cluster_key: str = field(default="", repr=False)  # all nodes' secret; none: they are not asked
     listen_port: int = 0
     broadcast_port: int = DEFAULT_BROADCAST_PORT
     discovery: str = "udp"  # udp, manual or none

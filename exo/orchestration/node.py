@@ -23,7 +23,9 @@ from exo.networking.calls.messages import (
     GenerationRequest,
     HeldModel,
 )
+from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.calls.server import NodeServer
+from exo.networking.connections import OPEN, Connections
 from exo.networking.discovery.base import Discovery
 from exo.networking.discovery.interfaces import Interface
 from exo.networking.discovery.network import Network
@@ -63,6 +65,7 @@ class StandardNode:
         sharing: Sharing,
         discovery: Discovery,
         network: Network,
+        connections: Connections = OPEN,
     ) -> None:
         self.config = config
         self.store = store
@@ -70,6 +73,7 @@ class StandardNode:
         self.engine = engine
         self.api_url = ""
         self._discovery = discovery
+        self._connections = connections
         self._network = network
         self.membership = Membership(
             config,
@@ -79,6 +83,7 @@ class StandardNode:
             lambda node_id, beat: self._for_peers.heard(node_id, beat),
             network.interface_of,
             lambda: self.rings.watched | self.answers.heads,
+            lambda address: PeerHandle(address, connections),
         )
         sharing.neighbours = self.membership.addresses
         self.rings = Rings(
@@ -150,7 +155,7 @@ class StandardNode:
             network.interface_of,
             lambda: ListensAt(self.api_url, self._server.ring_port),
         )
-        self._server = NodeServer(self._for_peers)
+        self._server = NodeServer(self._for_peers, connections)
         self._changed = asyncio.Condition()
         self._tasks = TaskOwner(f"node {config.node_id}")
 
@@ -260,6 +265,7 @@ class StandardNode:
             "standby": sorted(map(str, self.rings.standby)),
             "epoch": self._keeper.epoch,
             "discovery": self._discovery.status(),
+            "sealed": self._connections.are_sealed,
         }
 
     async def wait_for_peers(self, count: int) -> None:

@@ -4,11 +4,13 @@ back at its baseline, and the next request gives the exact tokens."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from statistics import median_low
 
 import grpc
@@ -50,8 +52,10 @@ def http_get(port: int) -> None:
 def tls_hello(port: int) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with connect(port) as s, pytest.raises((ssl.SSLError, OSError)):
-        context.wrap_socket(s)
+    with connect(port) as s, contextlib.suppress(OSError):
+        # No TLS; or it is, and a certificate is wanted.
+        with context.wrap_socket(s) as sealed:
+            assert sealed.recv(1) == b""
 
 
 def noise(port: int) -> None:
@@ -82,33 +86,54 @@ def _read_some(s: socket.socket) -> None:
 RAW = [fin, rst, http_get, tls_hello, noise, lying_length]
 
 
-@pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests of this file: each must leave it as it found it."""
-    c = Cluster(tmp_path_factory.mktemp("ring"))
+Holdings = dict[str, tuple[int, ...]]
+
+
+@contextlib.contextmanager
+def ring_at_rest(folder: Path, **environment: str) -> Iterator[tuple[Cluster, Holdings]]:
+    """Nodes, and what they hold after their first answers: one for all tests, so that what each
+    leaves a little of adds up."""
+    c = Cluster(folder)
     try:
         for role, memory in ROLES.items():
-            c.add(role, "--memory", memory, EXO_DUMMY_FAULTS="delay=0.005")
-        asyncio.run(c.together())
-        yield c
+            c.add(role, "--memory", memory, EXO_DUMMY_FAULTS="delay=0.005", **environment)
+
+        async def measured() -> Holdings:
+            await c.together()
+            for role in ("api", "middle"):
+                await c.nodes[role].chat("exact")
+            return await at_rest(c)
+
+        yield c, asyncio.run(measured())
     finally:
         c.stop()
 
 
-Holdings = dict[str, tuple[int, ...]]
+@pytest.fixture(scope="module")
+def ring_and_baseline(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Cluster, Holdings]]:
+    """One cluster for all tests of this file: each must leave it as it found it."""
+    with ring_at_rest(tmp_path_factory.mktemp("ring")) as found:
+        yield found
+
+
+@pytest.fixture
+def ring(ring_and_baseline: tuple[Cluster, Holdings]) -> Cluster:
+    return ring_and_baseline[0]
+
+
+@pytest.fixture
+def baseline(ring_and_baseline: tuple[Cluster, Holdings]) -> Holdings:
+    return ring_and_baseline[1]
 
 
 @pytest.fixture(scope="module")
-def baseline(ring: Cluster) -> Holdings:
-    """What the nodes hold at rest after their first answers: one for all tests, so that what each
-    leaves a little of adds up."""
-
-    async def measured() -> Holdings:
-        for role in ("api", "middle"):
-            await ring.nodes[role].chat("exact")
-        return await at_rest(ring)
-
-    return asyncio.run(measured())
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Holdings]]:
+    """The same with a cluster key."""
+    folder = tmp_path_factory.mktemp("sealed")
+    with ring_at_rest(folder, EXO_CLUSTER_KEY="what all of them know") as found:
+        yield found
 
 
 async def holdings(c: Cluster) -> Holdings:
@@ -173,15 +198,38 @@ async def at_rest(c: Cluster) -> Holdings:
     return {name: tuple(map(median_low, counts)) for name, counts in columns.items()}
 
 
-@pytest.mark.parametrize("way", RAW)
-async def test_on_a_bare_connection(
-    ring: Cluster, baseline: Holdings, way: Callable[[int], None]
-) -> None:
+async def survives(c: Cluster, before: Holdings, way: Callable[[int], None]) -> None:
     async def misbehave(node: ExoProcess) -> None:
         for port in (node.node_port, node.ring_port):
             await asyncio.to_thread(way, port)
 
-    await unharmed(ring, baseline, misbehave)
+    await unharmed(c, before, misbehave)
+
+
+@pytest.mark.parametrize("way", RAW)
+async def test_on_a_bare_connection(
+    ring: Cluster, baseline: Holdings, way: Callable[[int], None]
+) -> None:
+    await survives(ring, baseline, way)
+
+
+@pytest.mark.parametrize("way", RAW)
+async def test_on_a_bare_connection_where_a_key_is_wanted(
+    sealed: tuple[Cluster, Holdings], way: Callable[[int], None]
+) -> None:
+    await survives(*sealed, way)
+
+
+async def test_a_peer_without_the_key_does_nothing(sealed: tuple[Cluster, Holdings]) -> None:
+    async def misbehave(node: ExoProcess) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{node.node_port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await NodeServiceStub(channel).Goodbye(
+                    pb.GoodbyeRequest(node_id="tail", instance_id="x"), timeout=5
+                )
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    await unharmed(*sealed, misbehave, times=1)
 
 
 # --- a peer that speaks the protocol and then misbehaves ---------------------------------------

@@ -34,8 +34,16 @@ def cluster(view: dict[str, Any]) -> Iterator[Finding]:
         if item["phase"] == "failed":
             text = f"{item['model']} on {item['node_id']}: {item['warning']}"
             yield Finding("models", "wrong", text, f"exo download {item['model']}")
+    yield Finding("cluster", "ok", _together(alive, is_sealed=view["status"]["sealed"]))
+
+
+def _together(alive: list[dict[str, Any]], *, is_sealed: bool) -> str:
+    if not alive:
+        return "this node alone"
     names = ", ".join(node["node_id"] for node in alive)
-    yield Finding("cluster", "ok", f"this node with {names}" if names else "this node alone")
+    if is_sealed:
+        return f"this node with {names}; what they say to each other is encrypted"
+    return f"this node with {names}; not encrypted (--cluster-key-file does it)"
 
 
 def _mend(problem: str) -> str:
@@ -44,6 +52,8 @@ def _mend(problem: str) -> str:
         return "install the same version of exo on both nodes"
     if "call themselves" in problem or "node id" in problem:
         return "start one of the two with another --node-id"
+    if "cluster key" in problem:
+        return "start both with the same --cluster-key-file"
     if "cluster" in problem:
         return "start both with the same --cluster"
     if "cannot connect back" in problem:
@@ -62,7 +72,7 @@ def _heard(counters: dict[str, int], has_peers: bool) -> Iterator[Finding]:
     if counters.get("send_failed"):
         text = "announcements could not be sent on some interface"
         yield Finding("discovery", "note", text, "--interface NAME with one that works")
-    if not has_peers and not counters.get("heard") and not counters.get("other_cluster"):
+    if not has_peers and not any(map(counters.get, ("heard", "other_cluster", "other_key"))):
         text = "no other node is heard"
         mend = "start exo on another machine; where broadcast does not pass: --peers HOST:PORT"
         yield Finding("discovery", "note", text, mend)

@@ -20,9 +20,9 @@ from exo.download.sharing import FilePeer, Held
 from exo.download.supplier import Supplier, SupplierFailed
 from exo.errors import DownloadFailed, PeerUnavailable
 from exo.networking.calls import messages
+from exo.networking.connections import OPEN, Connections
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
-from exo.networking.rpc import OPTIONS
 
 ASK_TIMEOUT_S = 2.0
 
@@ -47,14 +47,16 @@ class GrpcFilePeer(FilePeer):
 
     workers = 2
 
-    def __init__(self, node_id: str, address: str, repo: str) -> None:
+    def __init__(
+        self, node_id: str, address: str, repo: str, connections: Connections = OPEN
+    ) -> None:
         self.node_id = node_id
         self._repo = repo
         self.name = f"node {node_id}"
         # A place for every call that can be under way at once: a read waits for its peer, and must
         # not keep the peer from being asked what it has.
         self._threads = ThreadPoolExecutor(self.workers + _Relay.workers + 2, f"from {node_id}")
-        self._channel = grpc.insecure_channel(address, options=[*OPTIONS, *_BULK])
+        self._channel = connections.channel(address, _BULK)
         self._stub = NodeServiceStub(self._channel)
         self._read = self._channel.unary_stream(
             "/exo.NodeService/ReadFile", pb.ReadFileRequest.SerializeToString

@@ -26,12 +26,13 @@ from exo.networking.calls.messages import (
     StepFailure,
 )
 from exo.networking.calls.serving_report import NodeReport, decode_report, encode_report
+from exo.networking.connections import OPEN, Connections
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import NodeServiceStub
 from exo.networking.request_names import named
 from exo.networking.rings.hidden_states import Wire, smaller, wanted
 from exo.networking.rings.stream import RingStream
-from exo.networking.rpc import CALL_TIMEOUT_S, OPTIONS, errors_of, host_of, until_silent
+from exo.networking.rpc import CALL_TIMEOUT_S, errors_of, host_of, until_silent
 from exo.shard import RingPlan
 from exo.topology.capabilities import DeviceCapabilities
 from exo.topology.placement import NodePace
@@ -75,10 +76,11 @@ class Beat:
 class PeerHandle:
     """`close` ends every call in flight with PeerUnavailable: nobody waits for a dead peer."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connections: Connections = OPEN) -> None:
         self.address = address
         self.node_id = ""
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._connections = connections
+        self._channel = connections.aio_channel(address)
         self._stub = NodeServiceStub(self._channel)
         self._ring_port = 0
         self._wire = Wire.EXACT
@@ -305,7 +307,12 @@ class PeerHandle:
         """
         host = host_of(self.address)
         stream = await RingStream.open(
-            self._name, host, self._ring_port, plan_hash, smaller(wire, self._wire)
+            self._name,
+            host,
+            self._ring_port,
+            plan_hash,
+            smaller(wire, self._wire),
+            self._connections.tunnel(is_client=True),
         )
         self._streams.add(stream)
         return stream

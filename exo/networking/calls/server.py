@@ -30,6 +30,7 @@ from exo.networking.calls.messages import (
 )
 from exo.networking.calls.peer_files import CHECKSUM
 from exo.networking.calls.peer_handle import Beat, beat_from_pb, beat_to_pb
+from exo.networking.connections import OPEN, Connections
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
     NodeServiceServicer,
@@ -125,8 +126,9 @@ class _Done(Generic[Result]):
 class NodeServer:
     """Listens on the given hosts: all calls on one port, the streams of rings on another."""
 
-    def __init__(self, handler: NodeHandler) -> None:
-        self._rings = RingServer(handler.on_frame)
+    def __init__(self, handler: NodeHandler, connections: Connections = OPEN) -> None:
+        self._connections = connections
+        self._rings = RingServer(handler.on_frame, connections)
         self.port = self.ring_port = 0
         self._hosts: set[str] = set()
         self._servers: list[grpc.aio.Server] = []
@@ -177,7 +179,7 @@ class NodeServer:
         server.add_registered_method_handlers("exo.NodeService", {"ReadFile": read_file})
         for host in hosts:
             try:
-                port = server.add_insecure_port(f"{host}:{port}")
+                port = self._connections.listen(server, f"{host}:{port}")
             except RuntimeError as error:
                 raise OSError(f"cannot listen on {host}:{port} for other nodes: {error}") from error
         return server, port

@@ -30,6 +30,10 @@ class DiscoveryListener(ABC):
         """A node says it is reachable by `route`. An empty node id: nobody knows who is there."""
 
     @abstractmethod
+    def distrusted(self, node_id: str, route: Route, why: str) -> None:
+        """Somebody calls himself a node of this cluster, and does not prove it."""
+
+    @abstractmethod
     def left(self, node_id: str, instance_id: str) -> None:
         """A node says goodbye."""
 

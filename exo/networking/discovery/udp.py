@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import platform
 import socket
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from exo.networking.cluster_key import ClusterKey
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.networking.discovery.interfaces import Interface
 from exo.tasks import TaskOwner
@@ -34,25 +36,29 @@ hears it connects.)"""
 
 @dataclass(frozen=True)
 class Announcement:
-    """One datagram: JSON, versioned by its first key."""
+    """One datagram: JSON, versioned by its first key. `signature` is by the cluster's key, where it
+    has one, of the same without it."""
 
     cluster: str
     node_id: str
     instance_id: str
     port: int
     leaving: bool = False
+    signature: str = ""
 
     def encode(self) -> bytes:
-        return json.dumps(
-            {
-                "exo": VERSION,
-                "cluster": self.cluster,
-                "node_id": self.node_id,
-                "instance_id": self.instance_id,
-                "port": self.port,
-                "leaving": self.leaving,
-            }
-        ).encode()
+        said = {
+            "exo": VERSION,
+            "cluster": self.cluster,
+            "node_id": self.node_id,
+            "instance_id": self.instance_id,
+            "port": self.port,
+            "leaving": self.leaving,
+        }
+        return json.dumps(said | ({"signature": self.signature} if self.signature else {})).encode()
+
+    def signed(self, key: ClusterKey) -> Announcement:
+        return replace(self, signature=key.signature(replace(self, signature="").encode()))
 
     @classmethod
     def decode(cls, datagram: bytes) -> Announcement:
@@ -69,16 +75,21 @@ class Announcement:
             raise ValueError("version")
         texts = [data.get(key) for key in ("cluster", "node_id", "instance_id")]
         port = data.get("port")
-        if not all(isinstance(text, str) and 0 < len(text) <= 128 for text in texts):
+        if not all(isinstance(t, str) and 0 < len(t) <= 128 and t.isprintable() for t in texts):
             raise ValueError("malformed")
         if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
             raise ValueError("malformed")
         cluster, node_id, instance_id = map(str, texts)
-        return cls(cluster, node_id, instance_id, port, data.get("leaving") is True)
+        signature = data.get("signature", "")
+        if not isinstance(signature, str):
+            raise ValueError("malformed")
+        return cls(cluster, node_id, instance_id, port, data.get("leaving") is True, signature)
 
 
 class UDPDiscovery(Discovery):
-    """Malformed, oversized and foreign datagrams are counted and otherwise ignored."""
+    """Malformed, oversized and foreign datagrams are counted and otherwise ignored. With a `key`
+    only nodes are heard that have it too, and without one those that have none. (What somebody has
+    recorded and sends again says at most that a node is there which is gone.)"""
 
     def __init__(
         self,
@@ -88,6 +99,7 @@ class UDPDiscovery(Discovery):
         interfaces: list[Interface],
         broadcast_port: int,
         interval_s: float = ANNOUNCE_INTERVAL_S,
+        key: ClusterKey | None = None,
     ) -> None:
         self._node_id = node_id
         self._instance_id = instance_id
@@ -95,6 +107,7 @@ class UDPDiscovery(Discovery):
         self._interfaces = interfaces
         self._broadcast_port = broadcast_port
         self._interval_s = interval_s
+        self._key = key
         self._counters: Counter[str] = Counter()
         self._tasks = TaskOwner("discovery")
         self._senders: dict[Interface, socket.socket] = {}
@@ -174,9 +187,8 @@ class UDPDiscovery(Discovery):
         return self._interval_s * min(max(crowd, 1.0), SELDOM)
 
     def _announce(self, *, leaving: bool) -> None:
-        datagram = Announcement(
-            self._cluster, self._node_id, self._instance_id, self._port, leaving
-        ).encode()
+        said = Announcement(self._cluster, self._node_id, self._instance_id, self._port, leaving)
+        datagram = (said.signed(self._key) if self._key else said).encode()
         for interface, sender in self._senders.items():
             try:
                 sender.sendto(datagram, (interface.broadcast, self._broadcast_port))
@@ -193,7 +205,7 @@ class UDPDiscovery(Discovery):
     def received(self, listener: DiscoveryListener, datagram: bytes, host: str) -> None:
         known = self._known.get((datagram, host))  # each node says the same each time, all day
         if known is None:
-            known = self._understood(datagram, host)
+            known = self._understood(listener, datagram, host)
             if known is None:
                 return
             if len(self._known) >= MOST_KNOWN:
@@ -207,7 +219,9 @@ class UDPDiscovery(Discovery):
             self._others.add(announcement.instance_id)
             listener.heard(announcement.node_id, announcement.instance_id, route)
 
-    def _understood(self, datagram: bytes, host: str) -> tuple[Announcement, Route] | None:
+    def _understood(
+        self, listener: DiscoveryListener, datagram: bytes, host: str
+    ) -> tuple[Announcement, Route] | None:
         """Who says so, and how to reach it; None where it is none of this node's peers."""
         try:
             announcement = Announcement.decode(datagram)
@@ -223,7 +237,22 @@ class UDPDiscovery(Discovery):
         if interface is None:
             self._counters["other_network"] += 1
             return None
-        return announcement, Route(host, announcement.port, interface.name, interface.rank)
+        route = Route(host, announcement.port, interface.name, interface.rank)
+        if why := self._distrusted(announcement):
+            self._counters["other_key"] += 1
+            listener.distrusted(announcement.node_id, route, why)
+            return None
+        return announcement, route
+
+    def _distrusted(self, announcement: Announcement) -> str:
+        """Why it is none of this node's cluster; empty if it is."""
+        if self._key is None:
+            return "it has a cluster key, and this node has none" if announcement.signature else ""
+        if not announcement.signature:
+            return "it has no cluster key, and this node has one"
+        own = announcement.signed(self._key).signature
+        is_ours = hmac.compare_digest(own.encode(), announcement.signature.encode())
+        return "" if is_ours else "it has another cluster key than this node"
 
 
 class _Receiver(asyncio.DatagramProtocol):

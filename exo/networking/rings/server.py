@@ -8,10 +8,12 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame
+from exo.networking.connections import OPEN, Connections
 from exo.networking.rings.frames import Frame, decode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
 from exo.networking.rings.stream import CONTENT_TYPE, METHOD, PLAN
 from exo.networking.rpc import status_of
+from exo.networking.tunnel import Tunnel
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +26,9 @@ _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 class RingServer:
     """The gRPC service `RingService`, on a port of its own (see grpc_wire)."""
 
-    def __init__(self, on_frame: OnFrame) -> None:
+    def __init__(self, on_frame: OnFrame, connections: Connections = OPEN) -> None:
         self._on_frame = on_frame
+        self._connections = connections
         self._servers: list[asyncio.Server] = []
         self._sessions: set[_Session] = set()
 
@@ -49,7 +52,8 @@ class RingServer:
         return port
 
     def _accept(self) -> _Session:
-        return _Session(self._on_frame, self._sessions)
+        tunnel = self._connections.tunnel(is_client=False)
+        return _Session(self._on_frame, self._sessions, tunnel)
 
     async def stop(self) -> None:
         for server in self._servers:
@@ -64,9 +68,10 @@ class RingServer:
 class _Session(asyncio.Protocol):
     """A connection. Its failure is its own."""
 
-    def __init__(self, on_frame: OnFrame, sessions: set[_Session]) -> None:
+    def __init__(self, on_frame: OnFrame, sessions: set[_Session], tunnel: Tunnel | None) -> None:
         self._on_frame = on_frame
         self._sessions = sessions
+        self._tunnel = tunnel
         self._wire = GrpcWire(self, is_client=False)
         self._plans: dict[int, str] = {}  # of each open stream
         self._transport: asyncio.Transport | None = None
@@ -86,10 +91,10 @@ class _Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
         try:
-            self._wire.receive(data)
+            self._wire.receive(self._tunnel.receive(data) if self._tunnel else data)
         except InvalidFrame as error:
             peer = self._transport.get_extra_info("peername")
-            logger.info("a connection from %s to the ring is no gRPC: %s", peer, error.message)
+            logger.info("a connection from %s to the ring is refused: %s", peer, error.message)
             self._wire.send_goaway()
             self._flush()
             self._transport.close()
@@ -98,9 +103,14 @@ class _Session(asyncio.Protocol):
 
     def _flush(self) -> None:
         assert self._transport is not None
-        if self._wire.outgoing:
-            self._transport.write(bytes(self._wire.outgoing))
-            self._wire.outgoing.clear()
+        outgoing = self._wire.outgoing
+        if self._tunnel is not None:
+            self._tunnel.send(outgoing)
+            outgoing.clear()
+            outgoing = self._tunnel.outgoing
+        if outgoing:
+            self._transport.write(bytes(outgoing))
+            outgoing.clear()
 
     def on_headers(self, stream: int, headers: dict[str, str]) -> None:
         if stream in self._plans:

@@ -18,6 +18,7 @@ from exo.networking.rings.frames import Frame, encode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
 from exo.networking.rings.hidden_states import Wire
 from exo.networking.rpc import CALL_TIMEOUT_S, from_status
+from exo.networking.tunnel import Tunnel
 from exo.tasks import tell
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,12 @@ class RingStream:
     """
 
     def __init__(
-        self, peer: str, plan_hash: str, connection: socket.socket, wire: Wire = Wire.EXACT
+        self,
+        peer: str,
+        plan_hash: str,
+        connection: socket.socket,
+        wire: Wire = Wire.EXACT,
+        tunnel: Tunnel | None = None,
     ) -> None:
         self._peer = peer
         self._hidden_states = wire
@@ -54,6 +60,7 @@ class RingStream:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()  # over all that follows
         self._wire = GrpcWire(self, is_client=True)
+        self._tunnel = tunnel
         self.sent_bytes = 0
         self._is_blocked = False  # the loop waits until the socket takes more
         self._late: asyncio.TimerHandle | None = None
@@ -62,12 +69,18 @@ class RingStream:
 
     @classmethod
     async def open(
-        cls, peer: str, host: str, port: int, plan_hash: str, wire: Wire = Wire.EXACT
+        cls,
+        peer: str,
+        host: str,
+        port: int,
+        plan_hash: str,
+        wire: Wire = Wire.EXACT,
+        tunnel: Tunnel | None = None,
     ) -> RingStream:
-        """Raises PeerUnavailable if nobody there speaks gRPC."""
+        """Through the tunnel, if any. Raises PeerUnavailable if nobody there speaks gRPC."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                stream = cls(peer, plan_hash, await _connected(host, port), wire)
+                stream = cls(peer, plan_hash, await _connected(host, port), wire, tunnel)
                 try:
                     await stream._begin(f"{host}:{port}")
                 except BaseException:
@@ -127,6 +140,10 @@ class RingStream:
 
     def _write(self) -> None:
         outgoing = self._wire.outgoing
+        if self._tunnel is not None:
+            self._tunnel.send(outgoing)
+            outgoing.clear()
+            outgoing = self._tunnel.outgoing
         if self._is_blocked or not outgoing:
             return
         try:
@@ -170,7 +187,7 @@ class RingStream:
             return
         try:
             with self._lock:
-                self._wire.receive(data)
+                self._wire.receive(self._tunnel.receive(data) if self._tunnel else data)
                 self._write()
                 if self._wire.is_greeted and not self._answered.done():
                     self._answered.set_result(None)

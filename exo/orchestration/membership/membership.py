@@ -105,6 +105,9 @@ class Membership(DiscoveryListener):
         else:
             self._note_double_of(peer, instance_id, route, now)
 
+    def distrusted(self, node_id: str, route: Route, why: str) -> None:
+        self._strangers.distrust(node_id, route, why)
+
     def left(self, node_id: str, instance_id: str) -> None:
         peer = self._peers.get(node_id)
         if peer is not None and peer.instance_id == instance_id and not peer.left:
@@ -232,7 +235,7 @@ class Membership(DiscoveryListener):
                 )
         nodes += [
             NodeView(address, "unreachable", address, problem=problem)
-            for address, problem in self._strangers.problems.items()
+            for address, problem in self._strangers.problems().items()
         ]
         return nodes, links
 

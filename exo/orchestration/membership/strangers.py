@@ -1,7 +1,9 @@
-"""Addresses that somebody named, of which it is not known which node is there."""
+"""Addresses of which it is not known which node is there: named by somebody, or not trusted."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,8 +11,13 @@ from exo.errors import ExoError
 from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.discovery.base import Route
 from exo.networking.generated import node_service_pb2 as pb
-from exo.orchestration.membership.peer import advice
+from exo.networking.rpc import SAME_KEY
+from exo.orchestration.membership.peer import ROUTE_LIFETIME_S, advice
 from exo.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+MOST_DISTRUSTED = 32
 
 
 class Strangers:
@@ -31,8 +38,29 @@ class Strangers:
         self._interface_of = interface_of
         self._tasks = tasks
         self._asking: set[str] = set()
-        self.problems: dict[str, str] = {}
-        """By address: what happened when it was asked last."""
+        self._problems: dict[str, str] = {}  # by address, what happened when it was asked last
+        self._distrusted: dict[
+            str, tuple[str, float]
+        ] = {}  # by address: why, and when it was heard
+        self._told: set[str] = set()
+
+    def problems(self) -> dict[str, str]:
+        """By address. For any thread: a screen may ask."""
+        now = time.monotonic()
+        distrusted = list(self._distrusted.items())
+        return self._problems | {
+            address: why for address, (why, at) in distrusted if now - at < ROUTE_LIFETIME_S
+        }
+
+    def distrust(self, node_id: str, route: Route, why: str) -> None:
+        """It is heard now, and left alone. Of very many not all are told of."""
+        said = f"{node_id} at {route.address} is left alone: {why}; {SAME_KEY}"
+        if said not in self._told:
+            if len(self._told) == MOST_DISTRUSTED:
+                return
+            self._told.add(said)
+            logger.warning("%s", said)
+        self._distrusted[route.address] = said, time.monotonic()
 
     def ask(self, route: Route) -> None:
         """Who is there; not while that is being asked."""
@@ -45,9 +73,9 @@ class Strangers:
         try:
             identity = await handle.hello(self._hello())
         except ExoError as error:
-            self.problems[route.address] = advice(route.address, route, error)
+            self._problems[route.address] = advice(route.address, route, error)
         else:
-            self.problems.pop(route.address, None)
+            self._problems.pop(route.address, None)
             interface, rank = self._interface_of(route.host)
             known = replace(route, interface=interface, rank=rank)
             self._found(identity.node_id, identity.instance_id, known)

@@ -64,6 +64,26 @@ def test_systemd(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_files_are_named_by_their_whole_paths_and_keys_are_looked_at(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service starts in another folder, and one that cannot start tells nobody."""
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.chdir(calls.parent)
+    Path("key").write_text("0123456789abcdef\n")
+    Path("key").chmod(0o600)
+    files = ["--cluster-key-file", "key", "--models-dir=.", "--node-id", "key"]
+    assert main(["service", "install", "--", *files]) == 0
+    unit = Systemd().file.read_text()
+    key, folder = f'"--cluster-key-file" "{calls.parent}/key"', f'"--models-dir" "{calls.parent}"'
+    assert f'{key} {folder} "--node-id" "key"' in unit
+    assert main(["service", "install", "--", "--cluster-key-file", "nokey"]) == 1
+    assert "openssl rand -hex 32 > nokey" in capsys.readouterr().err
+    monkeypatch.setenv("EXO_CLUSTER_KEY", "0123456789abcdef")
+    assert main(["service", "install"]) == 1
+    assert "a service does not see it" in capsys.readouterr().err
+
+
 def test_launchd(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     assert main(["service", "install"]) == 0

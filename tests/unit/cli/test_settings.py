@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from exo.cli.keys import cluster_key
 from exo.cli.main import build_parser
 from exo.cli.settings import home, node_config, node_id
 from exo.errors import InvalidRequest, ModelNotFound
@@ -49,6 +50,43 @@ def test_old_flags_and_new_ones_become_settings(
     assert (config.memory_bytes, config.interfaces) == (2 * 10**9, ("lo",))
     assert (config.kv_bits, config.draft_model) == (8, "qwen3-0.6b")
     assert node_config(build_parser().parse_args(["--peers", "a:1"])).discovery == "manual"
+
+
+def parsed_key(*flags: str) -> str:
+    return cluster_key(build_parser().parse_args(flags))
+
+
+def test_a_cluster_key_is_of_a_file_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert parsed_key() == ""
+    monkeypatch.setenv("EXO_CLUSTER_KEY", "of the environment")
+    assert parsed_key() == "of the environment"
+    file = tmp_path / "key"
+    file.write_text("of a file, and longer\n")
+    file.chmod(0o600)
+    assert parsed_key("--cluster-key-file", str(file)) == "of a file, and longer"
+    assert not caplog.messages
+    file.chmod(0o644)
+    assert parsed_key("--cluster-key-file", str(file)) == "of a file, and longer"
+    assert "chmod 600" in caplog.text
+    assert "of a file" not in caplog.text
+    monkeypatch.setenv("EXO_HOME", str(tmp_path))
+    config = node_config(build_parser().parse_args(["--cluster-key-file", str(file)]))
+    assert config.cluster_key and config.cluster_key not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short\n", b"two lines,\nwhich are no key", b"\xff" * 20]
+)
+def test_what_is_no_cluster_key_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=r"--cluster-key-file .*key: ") as refused:
+        parsed_key("--cluster-key-file", str(file))
+    assert "short" not in refused.value.message
+    with pytest.raises(InvalidRequest, match=r"openssl rand -hex 32 > .*none"):
+        parsed_key("--cluster-key-file", str(tmp_path / "none"))
 
 
 def test_flags_before_and_after_run_both_count() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo.errors import InvalidRequest
+from exo.networking.cluster_key import ClusterKey
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.discovery.interfaces import all_interfaces, lan_interfaces, named_interfaces
 from exo.networking.discovery.udp import Announcement, UDPDiscovery
@@ -19,6 +20,7 @@ class Heard(DiscoveryListener):
     def __init__(self) -> None:
         self.routes: dict[str, Route] = {}
         self.gone: list[str] = []
+        self.strangers: dict[str, str] = {}
         self.changed = asyncio.Event()
 
     def heard(self, node_id: str, instance_id: str, route: Route) -> None:
@@ -29,6 +31,9 @@ class Heard(DiscoveryListener):
         self.gone.append(node_id)
         self.changed.set()
 
+    def distrusted(self, node_id: str, route: Route, why: str) -> None:
+        self.strangers[node_id] = why
+
     async def until(self, condition) -> None:  # type: ignore[no-untyped-def]
         async with asyncio.timeout(5):
             while not condition():
@@ -36,12 +41,19 @@ class Heard(DiscoveryListener):
                 await self.changed.wait()
 
 
-def loopback_discovery(name: str, port: int, cluster: str = "c") -> UDPDiscovery:
-    return UDPDiscovery(name, f"{name}-1", cluster, named_interfaces(["lo"]), port, 0.05)
+def loopback_discovery(
+    name: str, port: int, cluster: str = "c", key: ClusterKey | None = None
+) -> UDPDiscovery:
+    return UDPDiscovery(name, f"{name}-1", cluster, named_interfaces(["lo"]), port, 0.05, key)
+
+
+KEYS = {secret: ClusterKey(secret) for secret in ("one secret", "another")}
 
 
 def test_an_announcement_survives_the_wire() -> None:
     assert Announcement.decode(GOOD.encode()) == GOOD
+    signed = GOOD.signed(KEYS["another"])
+    assert Announcement.decode(signed.encode()) == signed != GOOD
 
 
 @given(st.binary(max_size=2000))
@@ -52,7 +64,9 @@ def test_noise_is_refused_with_a_word(noise: bytes) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["exo", "cluster", "node_id", "instance_id", "port", "leaving"]),
+        st.sampled_from(
+            ["exo", "cluster", "node_id", "instance_id", "port", "leaving", "signature"]
+        ),
         st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.lists(st.integers())),
     )
 )
@@ -73,6 +87,8 @@ def test_a_datagram_that_looks_like_ours_is_right_or_refused(data: dict[str, obj
         ({"port": True}, "malformed"),
         ({"node_id": "x" * 200}, "malformed"),
         ({"cluster": ""}, "malformed"),
+        ({"node_id": "\x1b[2J"}, "malformed"),
+        ({"signature": 5}, "malformed"),
     ],
 )
 def test_wrong_fields_are_refused(change: dict[str, object], word: str) -> None:
@@ -94,6 +110,35 @@ async def test_two_nodes_on_one_machine_hear_each_other_and_the_goodbye() -> Non
     await b.stop()
     await heard_a.until(lambda: heard_a.gone == ["b"])
     await a.stop()
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "why"),
+    [
+        ("one secret", "one secret", ""),
+        ("one secret", "another", "it has another cluster key than this node"),
+        ("one secret", "", "it has no cluster key, and this node has one"),
+        ("", "another", "it has a cluster key, and this node has none"),
+        ("", "", ""),
+    ],
+)
+def test_only_who_has_the_same_key_is_heard(own: str, others: str, why: str) -> None:
+    discovery, heard = loopback_discovery("a", 1, key=KEYS.get(own)), Heard()
+    said = GOOD.signed(KEYS[others]) if others else GOOD
+    for _ in range(2):
+        discovery.received(heard, said.encode(), "127.0.0.1")
+    assert list(heard.routes) == ([] if why else ["node"])
+    assert heard.strangers == ({"node": why} if why else {})
+    assert discovery.status() == {"other_key" if why else "heard": 2}
+
+
+@pytest.mark.parametrize("change", [{"port": 5001}, {"leaving": True}, {"node_id": "b"}])
+def test_what_was_changed_on_its_way_is_not_believed(change: dict[str, object]) -> None:
+    key = KEYS["one secret"]
+    discovery, heard = loopback_discovery("a", 1, key=key), Heard()
+    data = json.loads(GOOD.signed(key).encode()) | change
+    discovery.received(heard, json.dumps(data).encode(), "127.0.0.1")
+    assert not heard.routes and not heard.gone and heard.strangers
 
 
 def test_in_a_crowd_each_says_less_often_that_it_is_there() -> None:

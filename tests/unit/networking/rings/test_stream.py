@@ -1,5 +1,5 @@
-"""The ring's stream between exo's two ends, and between each of them and grpcio, which proves that
-what they speak is gRPC."""
+"""The ring's stream between exo's two ends, sealed and not, and between each of them and grpcio,
+which proves that what they speak is gRPC."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from exo.errors import CacheMiss, ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
 from exo.inference.batch import ForwardBatch, Slice
+from exo.networking.cluster_key import ClusterKey
+from exo.networking.connections import OPEN, Connections
 from exo.networking.rings import grpc_wire
 from exo.networking.rings import stream as stream_module
 from exo.networking.rings.frames import Frame, Release, Step, decode_frame, encode_frame
@@ -61,13 +63,26 @@ class Received:
         assert all(map(same, self.frames, expected))
 
 
+SEALED = Connections(ClusterKey("all nodes of a cluster know it"))
+
+
+class SealedPort(int):
+    """Where who connects has to know the key."""
+
+
 @contextlib.asynccontextmanager
-async def own_server(received: Received) -> AsyncIterator[int]:
-    server = RingServer(received.on_frame)
+async def own_server(received: Received, connections: Connections = OPEN) -> AsyncIterator[int]:
+    server = RingServer(received.on_frame, connections)
     try:
         yield await server.listen(["127.0.0.1"], 0)
     finally:
         await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def sealed_server(received: Received) -> AsyncIterator[int]:
+    async with own_server(received, SEALED) as port:
+        yield SealedPort(port)
 
 
 @contextlib.asynccontextmanager
@@ -93,12 +108,14 @@ async def grpcio_server(received: Received) -> AsyncIterator[int]:
 
 
 Server = Callable[[Received], contextlib.AbstractAsyncContextManager[int]]
-SERVERS = pytest.mark.parametrize("server", [own_server, grpcio_server])
+SERVERS = pytest.mark.parametrize("server", [own_server, sealed_server, grpcio_server])
 
 
 @contextlib.asynccontextmanager
 async def stream_to(port: int) -> AsyncIterator[RingStream]:
-    stream = await RingStream.open("a peer", "127.0.0.1", port, PLAN)
+    sealed = SEALED if isinstance(port, SealedPort) else OPEN
+    tunnel = sealed.tunnel(is_client=True)
+    stream = await RingStream.open("a peer", "127.0.0.1", int(port), PLAN, tunnel=tunnel)
     try:
         yield stream
     finally:
