@@ -55,6 +55,8 @@ def _watch(port: int, view: dict[str, Any]) -> int:
 
 def _shown(view: dict[str, Any]) -> Group:
     parts: list[Table | Text] = [_nodes(view)]
+    wrong = [node for node in view["nodes"].values() if node["problem"]]
+    parts += [Text(f"\n{node['node_id']}: {node['problem']}", style="yellow") for node in wrong]
     loads = [load for node in view["serving"].values() for load in node["plans"]]
     for plan in view["plans"]:
         ready = f"\n{plan['model_id']}: ready on {len(plan['members'])} node(s)"
@@ -92,13 +94,13 @@ def _load_line(load: dict[str, Any]) -> str:
 def _nodes(view: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 3, 0, 0))
     for column in ("node", "state", "machine", "memory free", "busy", "address"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column in ("node", "state", "address"))
     for node in view["nodes"].values():
         found = node["capabilities"]
         table.add_row(
             node["node_id"],
             f"{node['state']}, draining" if node["draining"] else node["state"],
-            f"{found['chip']}, {found['accelerator']}" if found else node["problem"],
+            f"{found['chip']}, {found['accelerator']}" if found else "",
             f"{found['memory_available_bytes'] / GB:.1f} GB" if found else "",
             _busy(view["serving"].get(node["node_id"])),
             node["address"],

@@ -247,12 +247,12 @@ class UDPDiscovery(Discovery):
     def _distrusted(self, announcement: Announcement) -> str:
         """Why it is none of this node's cluster; empty if it is."""
         if self._key is None:
-            return "it has a cluster key, and this node has none" if announcement.signature else ""
+            return "has a cluster key, and this node has none" if announcement.signature else ""
         if not announcement.signature:
-            return "it has no cluster key, and this node has one"
+            return "has no cluster key, and this node has one"
         own = announcement.signed(self._key).signature
         is_ours = hmac.compare_digest(own.encode(), announcement.signature.encode())
-        return "" if is_ours else "it has another cluster key than this node"
+        return "" if is_ours else "has another cluster key than this node"
 
 
 class _Receiver(asyncio.DatagramProtocol):

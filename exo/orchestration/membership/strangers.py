@@ -53,8 +53,8 @@ class Strangers:
         }
 
     def distrust(self, node_id: str, route: Route, why: str) -> None:
-        """It is heard now, and left alone. Of very many not all are told of."""
-        said = f"{node_id} at {route.address} is left alone: {why}; {SAME_KEY}"
+        """It is heard now, and not connected to. Of very many not all are told of."""
+        said = f"{node_id} at {route.address} {why}: {SAME_KEY}"
         if said not in self._told:
             if len(self._told) == MOST_DISTRUSTED:
                 return

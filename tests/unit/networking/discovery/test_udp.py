@@ -116,9 +116,9 @@ async def test_two_nodes_on_one_machine_hear_each_other_and_the_goodbye() -> Non
     ("own", "others", "why"),
     [
         ("one secret", "one secret", ""),
-        ("one secret", "another", "it has another cluster key than this node"),
-        ("one secret", "", "it has no cluster key, and this node has one"),
-        ("", "another", "it has a cluster key, and this node has none"),
+        ("one secret", "another", "has another cluster key than this node"),
+        ("one secret", "", "has no cluster key, and this node has one"),
+        ("", "another", "has a cluster key, and this node has none"),
         ("", "", ""),
     ],
 )
