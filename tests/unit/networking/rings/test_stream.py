@@ -207,19 +207,31 @@ async def test_nobody_there() -> None:
             await RingStream.open("a peer", "127.0.0.1", taken.getsockname()[1], PLAN)
 
 
+class _Mute(asyncio.Protocol):
+    """Says one thing and then nothing, and reads nothing."""
+
+    def __init__(self, greeting: bytes, connections: list[asyncio.Transport]) -> None:
+        self._greeting, self._connections = greeting, connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._connections.append(transport)
+        transport.pause_reading()
+        transport.write(self._greeting)
+
+
 @contextlib.asynccontextmanager
-async def opening_to(greeting: bytes) -> AsyncIterator["asyncio.Task[RingStream]"]:
-    """A stream on its way to somebody who says this and then nothing, and reads nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        opening = asyncio.create_task(
-            RingStream.open("a peer", "127.0.0.1", listener.getsockname()[1], PLAN)
-        )
-        listener.setblocking(False)
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        with connection:
-            connection.sendall(greeting)
-            async with asyncio.timeout(5):
-                yield opening
+async def mute(greeting: bytes) -> AsyncIterator[int]:
+    connections: list[asyncio.Transport] = []
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Mute(greeting, connections), "127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(20):
+            yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for connection in connections:
+            connection.abort()
 
 
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 200 OK\r\n\r\nhello, I am no gRPC at all"])
@@ -227,15 +239,15 @@ async def test_somebody_who_speaks_no_grpc(
     greeting: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "CALL_TIMEOUT_S", 0.3)
-    async with opening_to(greeting) as opening:
+    async with mute(greeting) as port:
         with pytest.raises(PeerUnavailable):
-            await opening
+            await RingStream.open("a peer", "127.0.0.1", port, PLAN)
 
 
 async def test_a_peer_that_takes_no_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "CALL_TIMEOUT_S", 0.3)
-    async with opening_to(bytes(GrpcWire(Unheard(), is_client=False).outgoing)) as opening:
-        stream = await opening
+    async with mute(bytes(GrpcWire(Unheard(), is_client=False).outgoing)) as port:
+        stream = await RingStream.open("a peer", "127.0.0.1", port, PLAN)
+        monkeypatch.setattr(stream_module, "CALL_TIMEOUT_S", 0.3)
         for number in range(1, 40):
             stream.send(step(number, 256, 2048))
         found = await stream.closed()
