@@ -13,11 +13,17 @@ struct TileUnit {
   int32_t sums[16][16] = {};
   EXO_INLINE void zero() { std::memset(sums, 0, sizeof sums); }
   void multiply(const int8_t* a, int64_t stride, const uint8_t* slabs, int columns) {
+    int8_t rows[16][kTileCols];
+    uint8_t own[kTileCols / 4][64];
+    for (int m = 0; m < 16; m++) std::memcpy(rows[m], a + m * stride, columns);
+    std::memcpy(own, slabs, columns / 4 * sizeof own[0]);
+    add_products(rows, own, columns);
+  }
+  EXO_UNCHECKED void add_products(const int8_t (*rows)[kTileCols], const uint8_t (*own)[64],
+                                  int columns) {
     for (int m = 0; m < 16; m++) {
-      for (int n = 0; n < 16; n++) {
-        for (int k = 0; k < columns; k++) {
-          sums[m][n] += a[m * stride + k] * slabs[k / 4 * 64 + 4 * n + k % 4];
-        }
+      for (int k = 0; k < columns; k++) {
+        for (int n = 0; n < 16; n++) sums[m][n] += rows[m][k] * own[k / 4][4 * n + k % 4];
       }
     }
   }
