@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exo.inference.mlx.engine.works", lambda model, start, end: False)
 
 
+@cache
 def hadamard(size: int) -> npt.NDArray[np.float64]:
     """By its definition: -1 where row and column have an odd number of ones in common."""
     bits = np.array([[bin(i & j).count("1") % 2 for j in range(size)] for i in range(size)])

@@ -74,7 +74,7 @@ __attribute__((noinline)) void add_row_after_row(const SuperAt<C>& at, const Sup
                                                  Ahead ahead, Ops::Int* totals) {
   const SuperAt<C> super = at;
   const SuperActivations rows = x;
-  if constexpr (M <= 2) prefetch<M, at.kHeaderLines>(super.header);
+  if constexpr (M <= 2) prefetch<M, SuperAt<C>::kHeaderLines>(super.header);
   Ops::Int total[M];
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++) total[m] = Ops::zero_int();
