@@ -36,8 +36,9 @@ Settings = dict[str, Any] | None
 
 _ZIG_CALLS_IT = """for flag do
   shift
-  case $flag in -march=armv8.2-a+fp16*)
-    flag=-mcpu=generic+v8_2a+fullfp16${flag#-march=armv8.2-a+fp16} ;;
+  case $flag in
+    -march=armv8.2-a+fp16*) flag=-mcpu=generic+v8_2a+fullfp16${flag#-march=armv8.2-a+fp16} ;;
+    -march=armv8-a) flag=-mcpu=generic ;;
   esac
   set -- "$@" "$flag"
 done
@@ -100,11 +101,13 @@ def runnable_isas() -> list[str]:
     flags = set(lines[0].split())
     avx2 = {"avx2", "fma", "f16c"}
     avx512 = avx2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-    neon = {"asimdhp", "asimddp"}
+    armv8 = {"asimd"}
+    neon = armv8 | {"asimdhp", "asimddp"}
     wanted = {
         "avx2": avx2,
         "avxvnni": avx2 | {"avx_vnni"},
         "avx512": avx512,
+        "armv8": armv8,
         "neon": neon,
         "i8mm": neon | {"i8mm"},
     }

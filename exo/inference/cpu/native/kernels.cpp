@@ -139,8 +139,7 @@ const Isa kIsas[] = {
     {"avxvnni", has_avxvnni},
     {"avx2", has_avx2},
 #elif defined(__aarch64__)
-    {"i8mm", has_i8mm},
-    {"neon", has_dot_product},
+    {"i8mm", has_i8mm},   {"neon", has_dot_product}, {"armv8", always},
 #endif
     {"portable", always},
     {"wide_tiles", always},

@@ -343,8 +343,10 @@ int main() {
     return digest;
   };
   for (const std::string& isa : exo::runnable_kernels()) {
-    const auto found = digest_of(isa, "amd");
-    expect(digest_of(isa, "intel") == found, isa + " as on either vendor's processors");
+    const auto found = digest_of(isa, "intel");
+#if defined(__x86_64__)
+    expect(digest_of(isa, "amd") == found, isa + " as on either vendor's processors");
+#endif
     check_quicker();
     std::printf("%s: %016llx\n", isa.c_str(), static_cast<unsigned long long>(found));
   }

@@ -298,6 +298,11 @@ EXO_INLINE float load_one(const uint8_t* p, int64_t index) {
 // Lane i of the result is lane (i + BY) % W.
 template <int BY, typename V>
 EXO_INLINE V turn(V v) {
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12  // as on Ubuntu 22.04
+  VecI lanes{};
+  for (int i = 0; i < W; i++) lanes[i] = (i + BY) % W;
+  return __builtin_shuffle(v, lanes);
+#else
   if constexpr (W == 16) {
     return __builtin_shufflevector(v, v, BY, BY + 1, BY + 2, BY + 3, BY + 4, BY + 5, BY + 6, BY + 7,
                                    BY + 8, BY + 9, BY + 10, BY + 11, BY + 12, BY + 13, BY + 14,
@@ -308,6 +313,7 @@ EXO_INLINE V turn(V v) {
   } else {
     return __builtin_shufflevector(v, v, BY, BY + 1, BY + 2, BY + 3);
   }
+#endif
 }
 
 // The lanes of one vector joined.

@@ -128,7 +128,14 @@ struct Ops {
 #else
       // The instruction takes signed bytes.
       const uint8x16_t bit = vdupq_n_u8(BITS == 8 ? 0x80 : 0);
-      sum.v[i] = vdotq_s32(sum.v[i], vreinterpretq_s8_u8(veorq_u8(weights.v[i], bit)), a);
+      const int8x16_t signs = vreinterpretq_s8_u8(veorq_u8(weights.v[i], bit));
+#ifdef __ARM_FEATURE_DOTPROD
+      sum.v[i] = vdotq_s32(sum.v[i], signs, a);
+#else
+      // Two products of bytes just fit in 16 bits: -128 times -127, twice.
+      const int16x8_t low = vmull_s8(vget_low_s8(signs), vget_low_s8(a));
+      sum.v[i] = vpadalq_s16(sum.v[i], vpaddq_s16(low, vmull_high_s8(signs, a)));
+#endif
 #endif
     }
     return sum;
