@@ -121,9 +121,15 @@ struct Ops {
   }
   template <int BITS>
   static EXO_INLINE Int dot(Int sum, Bytes weights, const int8_t* four) {
+#if defined(__clang__) && !defined(EXO_AVX512_EMULATED)
+    // It would keep the columns of all rows in registers, for which there are none left.
+    add_dot(sum, weights, four);
+    return sum;
+#else
     int32_t word;
     __builtin_memcpy(&word, four, 4);
     return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(word));
+#endif
   }
   // For linear/super_rows.hpp, in place and with a row's columns read by the instruction itself:
   // gcc 12 would fill registers with them that sums need.
