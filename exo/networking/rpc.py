@@ -95,6 +95,8 @@ def from_status(peer: str, status: str, details: str, metadata: Mapping[str, str
             return InvalidRequest(f"node {peer} {why}: {SAME_KEY}")
     if refused := _CONNECTING.search(details):  # gRPC names all it tried
         details = refused[1]
+        if details == "Socket closed":
+            details = "it hangs up; a node with a cluster key does where this one has none"
     elif status != grpc.StatusCode.UNAVAILABLE.name:
         details = f"{status.lower()}: {details}"
     return PeerUnavailable(f"node {peer} is gone: {details}")

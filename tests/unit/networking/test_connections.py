@@ -70,7 +70,7 @@ async def test_nodes_with_the_same_key_talk(own: Connections, theirs: Connection
     [
         (A, OTHER, InvalidRequest, "has another cluster key than this node: start all nodes"),
         (A, OPEN, InvalidRequest, "has no cluster key, and this node has one: start all nodes"),
-        (OPEN, A, PeerUnavailable, "is gone"),
+        (OPEN, A, PeerUnavailable, "it hangs up; a node with a cluster key does"),
     ],
 )
 async def test_others_are_told_in_words(
