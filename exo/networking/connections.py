@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo.networking.cluster_key import NODE_NAME, ClusterKey
 from exo.networking.rpc import OPTIONS
-from exo.networking.tunnel import Tunnel
+from exo.networking.trust.cluster_key import NODE_NAME, ClusterKey
+from exo.networking.trust.tunnel import Tunnel
 
 
 class Connections:

@@ -9,13 +9,13 @@ from exo.download.store import ModelStore, default_sources
 from exo.errors import InvalidRequest
 from exo.inference.choose import make_engine
 from exo.networking.calls.peer_files import GrpcFilePeer
-from exo.networking.cluster_key import ClusterKey
 from exo.networking.connections import Connections
 from exo.networking.discovery.base import Discovery, NoDiscovery
 from exo.networking.discovery.interfaces import Interface
 from exo.networking.discovery.manual import ManualDiscovery
 from exo.networking.discovery.network import Network
 from exo.networking.discovery.udp import UDPDiscovery
+from exo.networking.trust.cluster_key import ClusterKey
 from exo.orchestration.config import NodeConfig
 from exo.orchestration.node import StandardNode
 

@@ -12,9 +12,9 @@ import socket
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from exo.networking.cluster_key import ClusterKey
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.networking.discovery.interfaces import Interface
+from exo.networking.trust.cluster_key import ClusterKey
 from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from exo.networking.rings.frames import Frame, decode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
 from exo.networking.rings.stream import CONTENT_TYPE, METHOD, PLAN
 from exo.networking.rpc import status_of
-from exo.networking.tunnel import Tunnel
+from exo.networking.trust.tunnel import Tunnel
 
 logger = logging.getLogger(__name__)
 

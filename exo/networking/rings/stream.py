@@ -18,7 +18,7 @@ from exo.networking.rings.frames import Frame, encode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
 from exo.networking.rings.hidden_states import Wire
 from exo.networking.rpc import CALL_TIMEOUT_S, from_status
-from exo.networking.tunnel import Tunnel
+from exo.networking.trust.tunnel import Tunnel
 from exo.tasks import tell
 
 logger = logging.getLogger(__name__)

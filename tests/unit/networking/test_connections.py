@@ -13,7 +13,6 @@ from cryptography import x509
 from exo.errors import ExoError, InvalidRequest, PeerUnavailable
 from exo.networking.calls.messages import PROTOCOL
 from exo.networking.calls.peer_handle import PeerHandle
-from exo.networking.cluster_key import ClusterKey
 from exo.networking.connections import OPEN, Connections
 from exo.networking.generated import node_service_pb2 as pb
 from exo.networking.generated.node_service_pb2_grpc import (
@@ -21,6 +20,7 @@ from exo.networking.generated.node_service_pb2_grpc import (
     NodeServiceStub,
     add_NodeServiceServicer_to_server,
 )
+from exo.networking.trust.cluster_key import ClusterKey
 
 # Each as on a machine of its own.
 A, B = (Connections(ClusterKey("the secret of a cluster")) for _ in range(2))

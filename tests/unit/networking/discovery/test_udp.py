@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo.errors import InvalidRequest
-from exo.networking.cluster_key import ClusterKey
 from exo.networking.discovery.base import DiscoveryListener, Route
 from exo.networking.discovery.interfaces import all_interfaces, lan_interfaces, named_interfaces
 from exo.networking.discovery.udp import Announcement, UDPDiscovery
+from exo.networking.trust.cluster_key import ClusterKey
 
 GOOD = Announcement("c", "node", "instance", 5000)
 

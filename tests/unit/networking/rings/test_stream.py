@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from exo.errors import CacheMiss, ExoError, InvalidFrame, PeerUnavailable, PlanMismatch
 from exo.inference.batch import ForwardBatch, Slice
-from exo.networking.cluster_key import ClusterKey
 from exo.networking.connections import OPEN, Connections
 from exo.networking.rings import grpc_wire
 from exo.networking.rings import stream as stream_module
@@ -27,6 +26,7 @@ from exo.networking.rings.grpc_wire import GrpcWire
 from exo.networking.rings.server import RingServer
 from exo.networking.rings.stream import RingStream
 from exo.networking.rpc import OPTIONS, abort
+from exo.networking.trust.cluster_key import ClusterKey
 
 PLAN = "a plan"
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo.errors import InvalidFrame
-from exo.networking.cluster_key import ClusterKey
 from exo.networking.connections import Connections
 from exo.networking.rings.grpc_wire import GrpcWire
-from exo.networking.tunnel import Tunnel
+from exo.networking.trust.cluster_key import ClusterKey
+from exo.networking.trust.tunnel import Tunnel
 
 # Each as on a machine of its own, of two clusters.
 A, B = (Connections(ClusterKey("the secret of a cluster")) for _ in range(2))

@@ -24,7 +24,7 @@ class ClusterKey:
 
     def __init__(self, secret: str) -> None:
         # Late: what makes them takes a tenth of a second to import, and most clusters have no key.
-        from exo.networking.certificates import Certificates
+        from exo.networking.trust.certificates import Certificates
 
         derived = hashlib.scrypt(secret.encode(), salt=_SALT, **_SCRYPT)
         # 128 bits more than keys have, so that what is left over favours none.
