@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -153,8 +154,11 @@ def _compiler() -> Iterator[None]:
     import ziglang  # noqa: F401  (fails here, with its name, where it could not be had)
 
     target = target or f"{platform.machine()}-linux-{'musl' if 'musl' in _host() else 'gnu'}"
+    # Debian's Python.h includes another header by its place in /usr/include, where zig does not look.
+    headers = shlex.quote(str(Path(sysconfig.get_path("include")).parent))
     with tempfile.TemporaryDirectory() as folder:
-        wrappers = {"CXX": f"c++ -target {target}", "AR": "ar", "RANLIB": "ranlib"}
+        compile_ = f"c++ -target {target} -idirafter {headers}"
+        wrappers = {"CXX": compile_, "AR": "ar", "RANLIB": "ranlib"}
         for variable, command in wrappers.items():
             wrapper = Path(folder) / f"zig-{variable.lower()}"
             run = f'exec "{sys.executable}" -m ziglang {command} "$@"\n'

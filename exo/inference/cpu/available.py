@@ -6,8 +6,9 @@ from functools import cache
 
 MISSING = (
     "exo's own CPU kernels are not built here, so models run 20 to 50 times slower through MLX. "
-    "Install a C++ compiler (Debian: apt install g++, Fedora: dnf install gcc-c++) and start exo "
-    "again with scripts/exo, or install it again with pip."
+    "Install a C++ compiler and Python's headers (Debian: apt install g++ python3-dev, Fedora: "
+    "dnf install gcc-c++ python3-devel) and start exo again with scripts/exo, or install it again "
+    "with pip."
 )
 
 
