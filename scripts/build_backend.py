@@ -47,14 +47,24 @@ done
 """ARM's instruction sets have other names in zig's compiler than in gcc and clang."""
 
 
+_NEW_ENOUGH = b"""
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 11
+#error
+#elif defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ < 14
+#error
+#endif
+"""
+"""The oldest that were tried."""
+
+
 def has_compiler() -> bool:
-    """Whether CMake would find a C++ compiler that runs."""
-    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    found = [path for name in names if name and (path := shutil.which(name.split()[0]))]
-    return any(
-        subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0
-        for path in found
-    )
+    """Whether the C++ compiler that CMake would find runs and is new enough."""
+    known = [shlex.split(os.environ.get("CXX", "")), ["c++"], ["g++"], ["clang++"]]
+    found = next((command for command in known if command and shutil.which(command[0])), None)
+    if found is None:
+        return False
+    read = [*found, "-x", "c++", "-std=gnu++20", "-fsyntax-only", "-"]
+    return subprocess.run(read, input=_NEW_ENOUGH, capture_output=True, check=False).returncode == 0
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -154,7 +164,7 @@ def _compiler() -> Iterator[None]:
     import ziglang  # noqa: F401  (fails here, with its name, where it could not be had)
 
     target = target or f"{platform.machine()}-linux-{'musl' if 'musl' in _host() else 'gnu'}"
-    # Debian's Python.h includes another header by its place in /usr/include, where zig does not look.
+    # Debian's Python.h includes another header by its place in /usr/include; zig looks elsewhere.
     headers = shlex.quote(str(Path(sysconfig.get_path("include")).parent))
     with tempfile.TemporaryDirectory() as folder:
         compile_ = f"c++ -target {target} -idirafter {headers}"
