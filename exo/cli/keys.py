@@ -52,7 +52,7 @@ def cluster_key(args: argparse.Namespace) -> str:
         file = args.cluster_key_file.expanduser()
         source = f"--cluster-key-file {file}"
         try:
-            key = file.read_text("utf-8")
+            key = file.read_text("utf-8-sig")  # an editor of Windows marks its files
             readable = file.stat().st_mode & 0o077
         except FileNotFoundError as error:
             raise InvalidRequest(

@@ -13,7 +13,7 @@ import grpc.aio
 
 from exo.networking.rpc import OPTIONS
 from exo.networking.trust.cluster_key import NODE_NAME, ClusterKey
-from exo.networking.trust.tunnel import Tunnel
+from exo.networking.trust.tunnel import OpenTunnel, SealedTunnel, Tunnel
 
 
 class Connections:
@@ -52,13 +52,11 @@ class Connections:
         credentials = grpc.ssl_server_credentials(own, self._key.root, require_client_auth=True)
         return int(server.add_secure_port(address, credentials))
 
-    def tunnel(self, *, is_client: bool) -> Tunnel | None:
-        """What seals a new connection that is not gRPC's own."""
-        return (
-            Tunnel(self._contexts[is_client], NODE_NAME if is_client else None)
-            if self._contexts
-            else None
-        )
+    def tunnel(self, *, is_client: bool) -> Tunnel:
+        """What a new connection that is not gRPC's own goes through."""
+        if self._contexts is None:
+            return OpenTunnel()
+        return SealedTunnel(self._contexts[is_client], NODE_NAME if is_client else None)
 
 
 OPEN = Connections()

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from exo.errors import ExoError, InvalidRequest, PeerUnavailable, StepTimeout, error_from_code
+from exo.networking.trust.cluster_key import NO_KEY, OTHER_KEY, SAME_KEY
 
 Item = TypeVar("Item")
 
@@ -19,16 +20,14 @@ CALL_TIMEOUT_S = 5.0
 """Deadline of calls that answer at once, and the longest silence on a stream that has a pulse.
 Shorter blames busy machines; longer keeps clients waiting for a hung node."""
 
-SAME_KEY = "start all nodes of a cluster with the same --cluster-key-file"
-
 PULSE_S = 1.0
 """A stream whose next event takes time sends an empty one this often."""
 
 _CODE, _PARAM = "exo-code", "exo-param"
 # What gRPC tells of connections sealed by a cluster's key, by what its TLS calls it.
-_OTHER_KEY = {
-    "CERTIFICATE_VERIFY_FAILED": "has another cluster key than this node",
-    "WRONG_VERSION_NUMBER": "has no cluster key, and this node has one",
+_UNFIT = {
+    "CERTIFICATE_VERIFY_FAILED": OTHER_KEY,
+    "WRONG_VERSION_NUMBER": NO_KEY,
 }
 _CONNECTING = re.compile(r"last error: .*: (\w[^:]*)$", re.DOTALL)
 _MAX_DETAILS = 2000  # gRPC sends the message as a header
@@ -90,7 +89,7 @@ def from_status(peer: str, status: str, details: str, metadata: Mapping[str, str
         return error_from_code(metadata[_CODE], details, metadata.get(_PARAM) or None)
     if status == grpc.StatusCode.DEADLINE_EXCEEDED.name:
         return StepTimeout(f"node {peer} did not answer in time")
-    for said, why in _OTHER_KEY.items():
+    for said, why in _UNFIT.items():
         if said in details:
             return InvalidRequest(f"node {peer} {why}: {SAME_KEY}")
     if refused := _CONNECTING.search(details):  # gRPC names all it tried

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.networking.discovery.interfaces import Interface
-from exo.networking.trust.cluster_key import ClusterKey
+from exo.networking.trust.cluster_key import NO_KEY, ONLY_IT_HAS_ONE, OTHER_KEY, ClusterKey
 from exo.tasks import TaskOwner
 
 logger = logging.getLogger(__name__)
@@ -247,12 +247,12 @@ class UDPDiscovery(Discovery):
     def _distrusted(self, announcement: Announcement) -> str:
         """Why it is none of this node's cluster; empty if it is."""
         if self._key is None:
-            return "has a cluster key, and this node has none" if announcement.signature else ""
+            return ONLY_IT_HAS_ONE if announcement.signature else ""
         if not announcement.signature:
-            return "has no cluster key, and this node has one"
+            return NO_KEY
         own = announcement.signed(self._key).signature
         is_ours = hmac.compare_digest(own.encode(), announcement.signature.encode())
-        return "" if is_ours else "has another cluster key than this node"
+        return "" if is_ours else OTHER_KEY
 
 
 class _Receiver(asyncio.DatagramProtocol):

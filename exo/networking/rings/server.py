@@ -68,7 +68,7 @@ class RingServer:
 class _Session(asyncio.Protocol):
     """A connection. Its failure is its own."""
 
-    def __init__(self, on_frame: OnFrame, sessions: set[_Session], tunnel: Tunnel | None) -> None:
+    def __init__(self, on_frame: OnFrame, sessions: set[_Session], tunnel: Tunnel) -> None:
         self._on_frame = on_frame
         self._sessions = sessions
         self._tunnel = tunnel
@@ -91,7 +91,7 @@ class _Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
         try:
-            self._wire.receive(self._tunnel.receive(data) if self._tunnel else data)
+            self._wire.receive(self._tunnel.receive(data))
         except InvalidFrame as error:
             peer = self._transport.get_extra_info("peername")
             logger.info("a connection from %s to the ring is refused: %s", peer, error.message)
@@ -103,11 +103,7 @@ class _Session(asyncio.Protocol):
 
     def _flush(self) -> None:
         assert self._transport is not None
-        outgoing = self._wire.outgoing
-        if self._tunnel is not None:
-            self._tunnel.send(outgoing)
-            outgoing.clear()
-            outgoing = self._tunnel.outgoing
+        outgoing = self._tunnel.seal(self._wire.outgoing)
         if outgoing:
             self._transport.write(bytes(outgoing))
             outgoing.clear()

@@ -18,7 +18,7 @@ from exo.networking.rings.frames import Frame, encode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
 from exo.networking.rings.hidden_states import Wire
 from exo.networking.rpc import CALL_TIMEOUT_S, from_status
-from exo.networking.trust.tunnel import Tunnel
+from exo.networking.trust.tunnel import OpenTunnel, Tunnel
 from exo.tasks import tell
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class RingStream:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()  # over all that follows
         self._wire = GrpcWire(self, is_client=True)
-        self._tunnel = tunnel
+        self._tunnel = tunnel or OpenTunnel()
         self.sent_bytes = 0
         self._is_blocked = False  # the loop waits until the socket takes more
         self._late: asyncio.TimerHandle | None = None
@@ -139,11 +139,7 @@ class RingStream:
     # The connection -----------------------------------------------------------------------------
 
     def _write(self) -> None:
-        outgoing = self._wire.outgoing
-        if self._tunnel is not None:
-            self._tunnel.send(outgoing)
-            outgoing.clear()
-            outgoing = self._tunnel.outgoing
+        outgoing = self._tunnel.seal(self._wire.outgoing)
         if self._is_blocked or not outgoing:
             return
         try:
@@ -187,7 +183,7 @@ class RingStream:
             return
         try:
             with self._lock:
-                self._wire.receive(self._tunnel.receive(data) if self._tunnel else data)
+                self._wire.receive(self._tunnel.receive(data))
                 self._write()
                 if self._wire.is_greeted and not self._answered.done():
                     self._answered.set_result(None)

@@ -5,6 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+OTHER_KEY = "has another cluster key than this node"
+NO_KEY = "has no cluster key, and this node has one"
+ONLY_IT_HAS_ONE = "has a cluster key, and this node has none"
+SAME_KEY = "start all nodes of a cluster with the same --cluster-key-file"
+"""What is said of a node whose key does not fit, after its name, and what to do."""
+
 NODE_NAME = "node.exo"
 """What every certificate says of who has it. Nodes come and go by addresses; what counts is that
 the cluster's key has signed."""

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import ssl
+from typing import Protocol
 
 from exo.errors import InvalidFrame
 
 _PIECE = 2**18
 
 
-class Tunnel:
-    """One end of a sealed connection. `outgoing` is what waits to be sent over it: whoever does the
-    I/O takes it from there, after every call of a method. Not for two threads at once."""
+class Tunnel(Protocol):
+    """One end of a connection."""
+
+    def seal(self, data: bytearray) -> bytearray:
+        """Take all of `data`; what waits to be sent over the connection, from which whoever does
+        the I/O takes it."""
+
+    def receive(self, data: bytes) -> bytes:
+        """What came over the connection, unsealed; as much as is there of it.
+
+        Raises:
+            InvalidFrame: the other end has not proved that it knows the cluster's key, or it is
+                no TLS. The connection is of no more use.
+        """
+
+
+class OpenTunnel:
+    """Where there is no key."""
+
+    def seal(self, data: bytearray) -> bytearray:
+        return data
+
+    def receive(self, data: bytes) -> bytes:
+        return data
+
+
+class SealedTunnel:
+    """TLS with certificates on both sides. `outgoing` is what waits to be sent, after every call of
+    a method. Not for two threads at once."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None) -> None:
         self._received, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -32,13 +59,12 @@ class Tunnel:
             self._waiting += data
             self._open()
 
-    def receive(self, data: bytes) -> bytes:
-        """What came over the connection, unsealed; as much as is there of it.
+    def seal(self, data: bytearray) -> bytearray:
+        self.send(data)
+        data.clear()
+        return self.outgoing
 
-        Raises:
-            InvalidFrame: the other end has not proved that it knows the cluster's key, or it is
-                no TLS. The connection is of no more use.
-        """
+    def receive(self, data: bytes) -> bytes:
         self._received.write(data)
         try:
             if not self._is_open:

@@ -11,7 +11,7 @@ from exo.errors import ExoError
 from exo.networking.calls.peer_handle import PeerHandle
 from exo.networking.discovery.base import Route
 from exo.networking.generated import node_service_pb2 as pb
-from exo.networking.rpc import SAME_KEY
+from exo.networking.trust.cluster_key import SAME_KEY
 from exo.orchestration.membership.peer import ROUTE_LIFETIME_S, advice
 from exo.tasks import TaskOwner
 
@@ -39,28 +39,29 @@ class Strangers:
         self._tasks = tasks
         self._asking: set[str] = set()
         self._problems: dict[str, str] = {}  # by address, what happened when it was asked last
-        self._distrusted: dict[
-            str, tuple[str, float]
-        ] = {}  # by address: why, and when it was heard
-        self._told: set[str] = set()
+        # By address: why it is not trusted, and when it was heard.
+        self._distrusted: dict[str, tuple[str, float]] = {}
 
     def problems(self) -> dict[str, str]:
         """By address. For any thread: a screen may ask."""
-        now = time.monotonic()
-        distrusted = list(self._distrusted.items())
-        return self._problems | {
-            address: why for address, (why, at) in distrusted if now - at < ROUTE_LIFETIME_S
-        }
+        return self._problems | {address: why for address, (why, _) in self._lately().items()}
 
     def distrust(self, node_id: str, route: Route, why: str) -> None:
-        """It is heard now, and not connected to. Of very many not all are told of."""
+        """It is heard now, and not connected to. Of very many at once not all are told of."""
         said = f"{node_id} at {route.address} {why}: {SAME_KEY}"
-        if said not in self._told:
-            if len(self._told) == MOST_DISTRUSTED:
+        known, _ = self._distrusted.get(route.address, ("", 0.0))
+        if known != said:
+            self._distrusted = self._lately()
+            if len(self._distrusted) >= MOST_DISTRUSTED:
                 return
-            self._told.add(said)
             logger.warning("%s", said)
         self._distrusted[route.address] = said, time.monotonic()
+
+    def _lately(self) -> dict[str, tuple[str, float]]:
+        forgotten = time.monotonic() - ROUTE_LIFETIME_S
+        return {
+            address: one for address, one in self._distrusted.copy().items() if one[1] > forgotten
+        }
 
     def ask(self, route: Route) -> None:
         """Who is there; not while that is being asked."""

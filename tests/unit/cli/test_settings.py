@@ -66,6 +66,8 @@ def test_a_cluster_key_is_of_a_file_or_the_environment(
     file.write_text("of a file, and longer\n")
     file.chmod(0o600)
     assert parsed_key("--cluster-key-file", str(file)) == "of a file, and longer"
+    file.write_bytes(b"\xef\xbb\xbfof a file, and longer\r\n")  # as some editors write it
+    assert parsed_key("--cluster-key-file", str(file)) == "of a file, and longer"
     assert not caplog.messages
     file.chmod(0o644)
     assert parsed_key("--cluster-key-file", str(file)) == "of a file, and longer"
