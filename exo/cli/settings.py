@@ -11,15 +11,12 @@ import re
 import secrets
 import uuid
 from pathlib import Path
-from typing import IO
 
 from exo.cli.keys import cluster_key
 from exo.errors import InvalidRequest
 from exo.logs import show_from
 
 DEFAULT_API_PORT = 52415
-
-_held_locks: list[IO[str]] = []  # open for as long as this process lives
 
 
 def home() -> Path:
@@ -62,22 +59,19 @@ def _kept_node_id(folder: Path) -> str:
     slot = 0
     while True:
         name = "node_id" if slot == 0 else f"node_id.{slot}"
-        file = (folder / name).open("a+")
+        # Open, and so locked, for as long as this process lives.
+        file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
+            os.close(file)
             slot += 1
             continue
-        _held_locks.append(file)
-        file.seek(0)
-        known = file.read().strip()
+        known = os.pread(file, 100, 0).decode(errors="replace").strip()
         if not re.fullmatch(r"[\w.-]{1,64}", known):
             known = _new_node_id()
-            file.seek(0)
-            file.truncate()
-            file.write(known + "\n")
-            file.flush()
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{known}\n".encode(), 0)
         return known
 
 

@@ -23,10 +23,12 @@ def test_the_node_id_stays_and_two_processes_never_share_it(tmp_path: Path) -> N
     assert subprocess.check_output(command, text=True).strip() == other
 
 
-def test_a_damaged_id_file_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "node_id").write_text("../../evil\x00\n" * 3)
+@pytest.mark.parametrize("kept", [b"../../evil\0\n" * 3, b"\xff\xfe\0", b"x" * 5000])
+def test_a_damaged_id_file_is_replaced(kept: bytes, tmp_path: Path) -> None:
+    (tmp_path / "node_id").write_bytes(kept)
     found = node_id(tmp_path)
     assert found.isprintable() and "/" not in found
+    assert (tmp_path / "node_id").read_text() == found + "\n"
 
 
 def test_the_data_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
