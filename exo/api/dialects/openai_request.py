@@ -115,7 +115,7 @@ def made_call(where: str, call_id: str, name: str, arguments: Any) -> dict[str, 
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}: arguments must be a JSON object", param=where)
@@ -270,6 +270,6 @@ def _schema(name: str, schema: Any) -> str:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{name} is no JSON: {error}", param=name) from error
     return grammar.of_json_schema(schema)

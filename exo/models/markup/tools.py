@@ -54,7 +54,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     """A call's arguments from its JSON; none of a call that the end of the answer has cut."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -98,6 +98,7 @@ def test_neutral_values_of_what_is_not_supported_are_fine() -> None:
         ({"response_format": JSON, "guided_regex": "a"}, "guided_regex"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[" * 100_000}, "guided_json"),
         ({"grammar": "root ::= ("}, None),
         ({"store": True}, "store"),
         ({"stop": [""]}, "stop[0]"),
@@ -168,9 +169,10 @@ def test_a_conversation_with_calls() -> None:
     prompt = parse(messages=messages).prompt
     assert prompt[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert prompt[2] == {"role": "tool", "content": "2", "tool_call_id": "c1"}
-    broken = call | {"function": {"name": "f", "arguments": "x"}}
-    with pytest.raises(InvalidRequest, match="must be a JSON object"):
-        parse(messages=[USER, {"role": "assistant", "tool_calls": [broken]}])
+    for arguments in ("x", '{"x":' * 100_000):
+        broken = call | {"function": {"name": "f", "arguments": arguments}}
+        with pytest.raises(InvalidRequest, match="must be a JSON object"):
+            parse(messages=[USER, {"role": "assistant", "tool_calls": [broken]}])
 
 
 def test_formats_become_grammars() -> None:
