@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from namespaces import can_make_networks
 
 ROOT = Path(__file__).resolve().parents[2]
-UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount", "true"]
 
 
-def can_make_namespaces() -> bool:
-    if not shutil.which("unshare") or not shutil.which("ip"):
-        return False
-    return os.geteuid() == 0 or subprocess.run(UNSHARE, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not can_make_namespaces(), reason="needs network namespaces")
+@pytest.mark.skipif(not can_make_networks(), reason="needs network namespaces")
 @pytest.mark.parametrize(("seed", "at_once"), [(1, 1), (2, 2)])
 def test_every_answer_is_exact(seed: int, at_once: int, tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "scripts/chaos", "--answers", "32", "--every", "1.5"]
@@ -32,7 +24,7 @@ def test_every_answer_is_exact(seed: int, at_once: int, tmp_path: Path) -> None:
     assert (tmp_path / "chaos.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.skipif(not can_make_namespaces(), reason="needs network namespaces")
+@pytest.mark.skipif(not can_make_networks(), reason="needs network namespaces")
 def test_nodes_two_hundred_milliseconds_apart_share_a_ring(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "scripts/chaos", "--answers", "4", "--every", "1000"]
     command += ["--delay", "0.05", "--tokens", "20", "--nodes", "2", "--keep", tmp_path]

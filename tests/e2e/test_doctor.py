@@ -17,6 +17,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from cluster import cluster, free_port, until
+from namespaces import AS_ANYBODY, can_unshare
 
 from exo.networking.calls.messages import PROTOCOL
 from exo.networking.generated import node_service_pb2 as pb
@@ -25,7 +26,7 @@ from exo.networking.generated.node_service_pb2_grpc import (
     add_NodeServiceServicer_to_server,
 )
 
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+OWN_MOUNTS = (*AS_ANYBODY, "--mount")
 
 
 def doctor(
@@ -71,14 +72,11 @@ def test_few_open_files() -> None:
     assert found["open files"]["mend"].startswith("ulimit -n ")
 
 
-@pytest.mark.skipif(
-    subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode != 0,
-    reason="needs a mount namespace",
-)
+@pytest.mark.skipif(not can_unshare(*OWN_MOUNTS), reason="needs mounts of its own")
 def test_a_full_disk(tmp_path: Path) -> None:
     mount = f'mount -t tmpfs -o size=2m tmpfs {tmp_path}; exec "$@"'
     home = {"EXO_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(tmp_path / "hub")}
-    status, found = doctor(before=(*UNSHARE, "sh", "-c", mount, "sh"), **home)
+    status, found = doctor(before=("unshare", *OWN_MOUNTS, "sh", "-c", mount, "sh"), **home)
     assert status == 1
     assert "0.0 GB free" in found["data folder"]["text"]
     assert "exo rm" in found["model cache"]["mend"]

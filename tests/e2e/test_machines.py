@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from cluster import cluster, free_port, until
 from hub_server import HubServer
+from namespaces import can_unshare
 from repositories import shaped
 
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and util-linux"
+    os.geteuid() != 0 or not can_unshare("--net", "--mount"),
+    reason="needs root, and mounts and networks of its own",
 )
 
 ASK = "run --prompt 'What is the capital of France?' --max-tokens 8 --temperature 0"
