@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from exo.errors import ExoError
 
 Item = TypeVar("Item")
+News = TypeVar("News")
 Pulse = TypeVar("Pulse")
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +109,29 @@ async def merged(
         await asyncio.gather(*upcoming, return_exceptions=True)
         for source in sources:
             await source.aclose()
+
+
+@dataclass(frozen=True)
+class Done(Generic[Result]):
+    value: Result
+
+
+async def with_news(
+    work: Callable[[Callable[[News], None]], Awaitable[Result]],
+) -> AsyncGenerator[News | Done[Result], None]:
+    """What `work` tells of itself, on any thread, and its result as the last. Raises what it
+    raises; who stops listening cancels it."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Queue[News | None] = asyncio.Queue()
+    task = asyncio.ensure_future(work(lambda news: tell(loop, told.put_nowait, news)))
+    task.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        while (news := await told.get()) is not None:
+            yield news
+        yield Done(task.result())
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def with_pulse(

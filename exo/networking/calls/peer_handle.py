@@ -141,14 +141,16 @@ class PeerHandle:
                     counter += 1
                     sent, patience_s = time.monotonic(), timeout_s()
                     exchange = asyncio.ensure_future(_exchange(call, counter, own_beat()))
-                    while not (await asyncio.wait([exchange], timeout=patience_s))[0]:
-                        if time.monotonic() - sent < patience_s * (1 + _OWN_LAG):
-                            exchange.cancel()
-                            raise StepTimeout(
-                                f"node {self._name} missed its heartbeat for {patience_s:.1f} s"
-                            )
-                        # This process itself did not get to run: that is not the peer's fault.
-                        sent = time.monotonic()
+                    try:
+                        while not (await asyncio.wait([exchange], timeout=patience_s))[0]:
+                            if time.monotonic() - sent < patience_s * (1 + _OWN_LAG):
+                                raise StepTimeout(
+                                    f"node {self._name} missed its heartbeat for {patience_s:.1f} s"
+                                )
+                            # This process itself did not get to run: not the peer's fault.
+                            sent = time.monotonic()
+                    finally:
+                        exchange.cancel()
                     answer = exchange.result()
                     if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
                         raise PeerUnavailable(f"node {self._name} ended the heartbeats")

@@ -9,8 +9,7 @@ import logging
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -41,7 +40,7 @@ from exo.networking.rings.frames import Frame
 from exo.networking.rings.server import RingServer
 from exo.networking.rpc import OPTIONS, PULSE_S, abort, host_of
 from exo.shard import RingPlan
-from exo.tasks import with_pulse
+from exo.tasks import Done, with_news, with_pulse
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +115,6 @@ class NodeHandler(ABC):
     def generate_as_head(
         self, plan_hash: str, request: GenerationRequest
     ) -> AsyncGenerator[GenerationEvent, None]: ...
-
-
-@dataclass(frozen=True)
-class _Done(Generic[Result]):
-    value: Result
 
 
 class NodeServer:
@@ -409,35 +403,14 @@ async def _with_progress(
     result_event: Callable[[Result], Any],
 ) -> AsyncIterator[Any]:
     """Run `work`; its progress as events, at least one a second, and its result as the last."""
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Progress] = asyncio.Queue()
-
-    def on_progress(progress: Progress) -> None:
-        loop.call_soon_threadsafe(queue.put_nowait, progress)
-
-    async def run() -> AsyncIterator[Progress | _Done[Result]]:
-        task = asyncio.ensure_future(work(on_progress))
-        try:
-            while not task.done() or not queue.empty():
-                getting = asyncio.ensure_future(queue.get())
-                await asyncio.wait([task, getting], return_when=asyncio.FIRST_COMPLETED)
-                if getting.done():
-                    yield getting.result()
-                else:
-                    getting.cancel()
-            yield _Done(task.result())
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     try:
-        pulsing = with_pulse(run(), Progress("waiting"), PULSE_S)
+        pulsing = with_pulse(with_news(work), Progress("waiting"), PULSE_S)
         async with contextlib.aclosing(pulsing) as events:
             async for event in events:
-                if isinstance(event, Progress):
-                    yield progress_event(messages.progress_to_pb(event))
-                else:
+                if isinstance(event, Done):
                     yield result_event(event.value)
+                else:
+                    yield progress_event(messages.progress_to_pb(event))
     except ExoError as error:
         await abort(context, error)
 
