@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 OnFrame = Callable[[str, Frame], None]
 """Called with a plan's hash and a frame of it; an ExoError it raises ends the stream."""
+
+IDLE_S = 30.0
+"""How long a connection on which no call is open is kept."""
 
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
@@ -75,14 +79,19 @@ class _Session(asyncio.Protocol):
         self._wire = GrpcWire(self, is_client=False)
         self._plans: dict[int, str] = {}  # of each open stream
         self._transport: asyncio.Transport | None = None
+        self._idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._sessions.add(self)
+        notice_a_lost_peer(transport.get_extra_info("socket"))
+        self._watch_idleness()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._sessions.discard(self)
+        if self._idle is not None:
+            self._idle.cancel()
 
     def cut(self) -> None:
         assert self._transport is not None
@@ -95,11 +104,23 @@ class _Session(asyncio.Protocol):
         except InvalidFrame as error:
             peer = self._transport.get_extra_info("peername")
             logger.info("a connection from %s to the ring is refused: %s", peer, error.message)
-            self._wire.send_goaway()
-            self._flush()
-            self._transport.close()
+            self._hang_up()
         else:
             self._flush()
+            self._watch_idleness()
+
+    def _hang_up(self) -> None:
+        assert self._transport is not None
+        self._wire.send_goaway()
+        self._flush()
+        self._transport.close()
+
+    def _watch_idleness(self) -> None:
+        if not self._plans and self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._hang_up)
+        elif self._plans and self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
 
     def _flush(self) -> None:
         assert self._transport is not None
@@ -153,6 +174,16 @@ class _Session(asyncio.Protocol):
         trailers = [("grpc-status", str(status.value[0])), ("grpc-message", message), *metadata]
         self._wire.send_headers(stream, [*_ANSWER, *trailers], last=True)
         self._wire.send_reset(stream)
+
+
+def notice_a_lost_peer(connection: socket.socket) -> None:
+    """Have the system ask, after 30 s without a word, whether the other side is still there: a
+    machine that was unplugged says no goodbye."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # macOS calls the first one by its old name.
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+    for name, value in ((idle, 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 _ANSWER = [(":status", "200"), ("content-type", CONTENT_TYPE)]

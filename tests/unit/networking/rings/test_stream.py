@@ -20,6 +20,7 @@ from exo.errors import CacheMiss, ExoError, InvalidFrame, PeerUnavailable, PlanM
 from exo.inference.batch import ForwardBatch, Slice
 from exo.networking.connections import OPEN, Connections
 from exo.networking.rings import grpc_wire
+from exo.networking.rings import server as server_module
 from exo.networking.rings import stream as stream_module
 from exo.networking.rings.frames import Frame, Release, Step, decode_frame, encode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
@@ -242,6 +243,24 @@ async def test_somebody_who_speaks_no_grpc(
     async with mute(greeting) as port:
         with pytest.raises(PeerUnavailable):
             await RingStream.open("a peer", "127.0.0.1", port, PLAN)
+
+
+@pytest.mark.parametrize("server", [own_server, sealed_server])
+@pytest.mark.parametrize("greeting", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+async def test_who_opens_no_call_is_hung_up_on(
+    server: Server, greeting: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = Received()
+    async with server(received) as port, stream_to(port) as stream:
+        monkeypatch.setattr(server_module, "IDLE_S", 0.1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(greeting)
+        async with asyncio.timeout(20):
+            while await reader.read(100):
+                pass
+        writer.close()
+        stream.send(step(0, 1))  # who has one open stays
+        await received.are([step(0, 1)])
 
 
 async def test_a_peer_that_takes_no_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
