@@ -45,6 +45,13 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
+SERVER_OPTIONS = [
+    *OPTIONS,
+    # A machine that was unplugged says no goodbye: its connections would be kept for ever.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+]
+
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ExoError) -> None:
     """End a call with an exo error; the client raises the same class again."""

@@ -38,7 +38,7 @@ from exo.networking.generated.node_service_pb2_grpc import (
 from exo.networking.request_names import TakesName
 from exo.networking.rings.frames import Frame
 from exo.networking.rings.server import RingServer
-from exo.networking.rpc import OPTIONS, PULSE_S, abort, host_of
+from exo.networking.rpc import PULSE_S, SERVER_OPTIONS, abort, host_of
 from exo.shard import RingPlan
 from exo.tasks import Done, with_news, with_pulse
 
@@ -164,7 +164,7 @@ class NodeServer:
             self._hosts.add(host)
 
     def _calls_on(self, hosts: list[str], port: int) -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(interceptors=[TakesName()], options=OPTIONS)
+        server = grpc.aio.server(interceptors=[TakesName()], options=SERVER_OPTIONS)
         add_NodeServiceServicer_to_server(self._servicer, server)
         # Pieces of files are bytes from end to end; a message would be copied twice more.
         read_file = grpc.unary_stream_rpc_method_handler(
