@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import platform
 import re
 import socket
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 
 from exo.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("loopback", "thunderbolt", "ethernet", "wifi", "other")
 """Best first: a peer reachable over several is used over the first of these."""
@@ -85,10 +88,11 @@ def find_interfaces(names: Iterable[str]) -> list[Interface]:
 
 def all_interfaces() -> list[Interface]:
     """Every IPv4 address of every interface that is up."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    known = psutil.net_if_addrs()
+    up = _up() or set(known)
     found = []
     kinds = _mac_ports(frozenset(up)) if platform.system() == "Darwin" else None
-    for name, addresses in psutil.net_if_addrs().items():
+    for name, addresses in known.items():
         for entry in addresses:
             if entry.family != socket.AF_INET or name not in up or not entry.netmask:
                 continue
@@ -97,6 +101,16 @@ def all_interfaces() -> list[Interface]:
             broadcast = entry.broadcast or str(network.broadcast_address)
             found.append(Interface(name, entry.address, network, broadcast, _kind(name, kinds)))
     return found
+
+
+def _up() -> set[str]:
+    """The interfaces that are up; none where the system cannot say (sandboxes and emulators that
+    have not all of Linux's calls)."""
+    try:
+        return {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    except OSError as error:
+        logger.debug("which interfaces are up is not known: %s", error)
+        return set()
 
 
 def _kind(name: str, mac_ports: dict[str, str] | None) -> str:

@@ -46,6 +46,17 @@ def test_private_networks_of_real_interfaces_are_chosen_best_kind_first() -> Non
     ]
 
 
+def test_all_count_where_the_system_cannot_say_which_are_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses() -> None:
+        raise OSError(38, "Function not implemented (originated from ioctl(SIOCETHTOOL))")
+
+    monkeypatch.setattr(psutil, "net_if_stats", refuses)
+    names = {i.name for i in interfaces.all_interfaces()}
+    assert names == set(ADDRESSES)
+
+
 def test_the_broadcast_address_is_that_of_the_network_whatever_its_mask() -> None:
     broadcasts = {i.name: i.broadcast for i in lan_interfaces()}
     assert broadcasts["eth0"] == "10.1.15.255"
