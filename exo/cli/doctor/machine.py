@@ -51,7 +51,8 @@ def _computing(name: str, found: DeviceCapabilities) -> Iterator[Finding]:
         "engine",
         "ok",
         f"{engine.name}{kernels} on {found.chip} ({found.accelerator}), reads weights at "
-        f"{rate / 1e9:.0f} GB/s: about {rate / 4.6e9:.0f} tokens a second of an 8B model in 4 bit",
+        f"{_short(rate / 1e9)} GB/s: about {_short(rate / 4.6e9)} tokens a second of an 8B model "
+        "in 4 bit",
     )
 
 
@@ -81,6 +82,10 @@ def _memory() -> Finding:
         text = f"{free}, but {swap.used / GB:.1f} GB are swapped out"
         return Finding("memory", "note", text, "end what you do not need; --memory limits exo")
     return Finding("memory", "ok", free)
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
 
 
 def _resident(process: psutil.Process) -> int:
