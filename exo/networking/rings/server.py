@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -85,7 +86,7 @@ class _Session(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._sessions.add(self)
-        notice_a_lost_peer(transport.get_extra_info("socket"))
+        _notice_a_lost_peer(transport.get_extra_info("socket"))
         self._watch_idleness()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -104,20 +105,17 @@ class _Session(asyncio.Protocol):
         except InvalidFrame as error:
             peer = self._transport.get_extra_info("peername")
             logger.info("a connection from %s to the ring is refused: %s", peer, error.message)
-            self._hang_up()
+            self._wire.send_goaway()
+            self._flush()
+            self._transport.close()
+            self._plans.clear()
         else:
             self._flush()
-            self._watch_idleness()
-
-    def _hang_up(self) -> None:
-        assert self._transport is not None
-        self._wire.send_goaway()
-        self._flush()
-        self._transport.close()
+        self._watch_idleness()
 
     def _watch_idleness(self) -> None:
         if not self._plans and self._idle is None:
-            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._hang_up)
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.cut)
         elif self._plans and self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -176,14 +174,16 @@ class _Session(asyncio.Protocol):
         self._wire.send_reset(stream)
 
 
-def notice_a_lost_peer(connection: socket.socket) -> None:
+def _notice_a_lost_peer(connection: socket.socket) -> None:
     """Have the system ask, after 30 s without a word, whether the other side is still there: a
     machine that was unplugged says no goodbye."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # macOS calls the first one by its old name.
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
-    for name, value in ((idle, 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    # macOS refuses where the other side has gone meanwhile, sandboxes may not know them.
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in ((idle, 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 _ANSWER = [(":status", "200"), ("content-type", CONTENT_TYPE)]

@@ -153,6 +153,7 @@ EXO_INLINE void add_packed_group(const PlainShape& shape, const uint8_t* p, cons
     for (int n = 0; ZERO < 0 && M > 2 && n < N; n++) sums[n].stay_where_they_are();
   }
   if constexpr (B == 1) prefetch<M, 1>(p, shape.pass_by);
+  // Or gcc 11, 13 and 14 unroll it too late, and have stored the sums at every step until then.
 #pragma GCC unroll 2
   for (int b = 0; b < B; b++) {
     const uint8_t* own = scales + b * shape.apart;
