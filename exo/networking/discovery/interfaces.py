@@ -89,7 +89,7 @@ def find_interfaces(names: Iterable[str]) -> list[Interface]:
 def all_interfaces() -> list[Interface]:
     """Every IPv4 address of every interface that is up."""
     known = psutil.net_if_addrs()
-    up = _up() or set(known)
+    up = _up(known)
     found = []
     kinds = _mac_ports(frozenset(up)) if platform.system() == "Darwin" else None
     for name, addresses in known.items():
@@ -103,14 +103,14 @@ def all_interfaces() -> list[Interface]:
     return found
 
 
-def _up() -> set[str]:
-    """The interfaces that are up; none where the system cannot say (sandboxes and emulators that
-    have not all of Linux's calls)."""
+def _up(known: Iterable[str]) -> set[str]:
+    """The interfaces that are up; all that are known where the system cannot say (sandboxes and
+    emulators that have not all of Linux's calls)."""
     try:
         return {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     except OSError as error:
         logger.debug("which interfaces are up is not known: %s", error)
-        return set()
+        return set(known)
 
 
 def _kind(name: str, mac_ports: dict[str, str] | None) -> str:

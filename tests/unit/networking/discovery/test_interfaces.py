@@ -57,6 +57,12 @@ def test_all_count_where_the_system_cannot_say_which_are_up(
     assert names == set(ADDRESSES)
 
 
+def test_where_none_is_up_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    down = {name: SimpleNamespace(isup=False) for name in ADDRESSES}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: down)
+    assert not interfaces.all_interfaces()
+
+
 def test_the_broadcast_address_is_that_of_the_network_whatever_its_mask() -> None:
     broadcasts = {i.name: i.broadcast for i in lan_interfaces()}
     assert broadcasts["eth0"] == "10.1.15.255"
