@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from exo import json_text
 from exo.api.constraints import constraint_of
 from exo.api.http.request_id import client, next_answer_id
 from exo.api.prompts import Prompt, prompt_of
@@ -372,11 +372,11 @@ def _read(model_type: str, path: Path) -> _Loaded:
 def _pooling(path: Path) -> Literal["mean", "last"]:
     """As sentence-transformers says it of a model."""
     try:
-        said = json.loads((path / POOLING).read_text("utf-8"))
+        said = json_text.object_in(path / POOLING)
         return "last" if said.get("pooling_mode_lasttoken") else "mean"
     except FileNotFoundError:
         return "mean"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("%s is not used: %s", path / POOLING, error)
         return "mean"
 

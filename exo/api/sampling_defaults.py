@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
+from exo import json_text
 from exo.errors import InvalidRequest
 from exo.inference.sampling import SamplingParams
 
@@ -22,13 +22,11 @@ def sampling_defaults(path: Path) -> dict[str, float]:
     `do_sample` false means greedy; true without a temperature means 1, as transformers has it.
     """
     try:
-        said = json.loads((path / "generation_config.json").read_text("utf-8"))
+        said = json_text.object_in(path / "generation_config.json")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         logger.warning("%s/generation_config.json is not used: %s", path, error)
-        return {}
-    if not isinstance(said, dict):
         return {}
     found: dict[str, float] = {}
     for name in _NUMBERS:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from huggingface_hub import constants
 
+from exo import json_text
 from exo.download.gguf_repo import chosen_gguf, quantizations
 from exo.errors import ModelUnsupported
 from exo.models.weight_files import INDEX, chosen_weights
@@ -282,7 +283,7 @@ class RepoCache:
         """What the repo holds, as it was saved; None if that is not here or not readable."""
         file = self._listing_file(commit)
         try:
-            saved = json.loads(file.read_text("utf-8"))
+            saved = json_text.object_in(file)
             if saved["format_version"] != _LISTING_VERSION:
                 return None
             files = tuple(_file_of(path, entry) for path, entry in saved["files"].items())
@@ -351,7 +352,7 @@ def _indexed(folder: Path) -> list[str]:
     """The weight files a checkpoint's index names; none where there is no index that can be
     read."""
     try:
-        return sorted(set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()))
+        return sorted(set(json_text.object_in(folder / INDEX)["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return []
 

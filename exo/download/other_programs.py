@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo import json_text
 from exo.download.gguf_repo import quantizations
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -65,7 +65,7 @@ def _of_ollama(folder: Path) -> Iterator[FoundGGUF]:
         if host not in (*_HUB, _OLLAMA):
             continue
         try:
-            layers = json.loads(manifest.read_text("utf-8"))["layers"]
+            layers = json_text.object_in(manifest)["layers"]
             digest = next(one["digest"] for one in layers if one["mediaType"] == _MODEL_LAYER)
         except (OSError, ValueError, KeyError, TypeError, StopIteration):
             continue  # not a model's, or half written by Ollama just now

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from exo import json_text
+
 logger = logging.getLogger(__name__)
 
 FRESH_S = 60.0
@@ -47,7 +49,7 @@ def once_a_machine(file: Path, kind: str, measure: Callable[[], float]) -> float
 def _read(file: Path) -> dict[str, tuple[float, float]]:
     """By kind, (rate, when); empty where nothing can be read."""
     try:
-        data = json.loads(file.read_text())
+        data = json_text.object_in(file)
         return {kind: (float(rate), float(at)) for kind, (rate, at) in data.items()}
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return {}

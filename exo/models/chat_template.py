@@ -22,6 +22,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from exo import json_text
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.models.time_limit import within
 
@@ -226,17 +227,24 @@ _SHAPES: tuple[Callable[[Sequence[Mapping[str, Any]]], list[Any]], ...] = (
 
 def find_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """The default template of a checkpoint: a file of its own, else the entry of its
-    tokenizer_config.json (`config`), which may list several by name."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text("utf-8")
-    file = path / "chat_template.json"
-    found = config.get("chat_template")
-    if found is None and file.is_file():
-        found = json.loads(file.read_text("utf-8")).get("chat_template")
-    if isinstance(found, list):
-        by_name = {entry["name"]: entry["template"] for entry in found}
-        found = by_name.get("default") or next(iter(by_name.values()), None)
+    tokenizer_config.json (`config`), which may list several by name.
+
+    Raises:
+        ModelUnsupported: what there is cannot be read.
+    """
+    try:
+        file = path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text("utf-8")
+        file = path / "chat_template.json"
+        found = config.get("chat_template")
+        if found is None and file.is_file():
+            found = json_text.object_in(file).get("chat_template")
+        if isinstance(found, list):
+            by_name = {entry["name"]: entry["template"] for entry in found}
+            found = by_name.get("default") or next(iter(by_name.values()), None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelUnsupported(f"the chat template in {path} cannot be read: {error!r}") from error
     return found if isinstance(found, str) else None
 
 

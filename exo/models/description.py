@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from exo import json_text
 from exo.errors import ModelUnsupported
 from exo.models.tensor_table import OF_EXPERTS, TensorEntry, tensors_of, weight_files
 from exo.shard import Shard
@@ -94,10 +95,10 @@ def read_config(path: Path) -> dict[str, Any]:
         ModelUnsupported: there is none, or it is not a JSON object with a model_type.
     """
     try:
-        config = json.loads((path / "config.json").read_text("utf-8"))
+        config = json_text.object_in(path / "config.json")
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{path} has no readable config.json: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    if "model_type" not in config:
         raise ModelUnsupported(f"{path / 'config.json'} names no model_type")
     return config
 

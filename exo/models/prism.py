@@ -6,7 +6,6 @@ Format: https://github.com/ggml-org/llama.cpp/issues/29058.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from exo import json_text
 from exo.errors import ModelUnsupported
 from exo.models.hadamard import Floats, Hadamard
 
@@ -97,10 +97,10 @@ def config_of_pack(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         ModelUnsupported: there is no hadamard.json, or something is said that exo does not compute.
     """
     try:
-        found = json.loads((folder / "hadamard.json").read_text("utf-8"))
+        found = json_text.object_in(folder / "hadamard.json")
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{folder} has no readable hadamard.json: {error}") from error
-    said = said_in(found if isinstance(found, dict) else {})
+    said = said_in(found)
     base, order = config.get("base_model_type"), config.get("gdn_activation_layout", "grouped")
     if said is None or said.signs is None or base != "qwen3_5":
         raise ModelUnsupported(f"{folder}: {PACK} over {base!r}, whose signs are not explicit")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from exo import json_text
 from exo.errors import ModelUnsupported
 from exo.models.file_parts import BlocksHere, Parts, is_in_part, merged
 from exo.models.gguf.families.family import GGUFFamily
@@ -150,21 +152,33 @@ def _safetensors(file: Path) -> dict[str, TensorEntry]:
     start, header = safetensors_header(file)
     size = file.stat().st_size
     entries = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        width = _BYTES.get(entry["dtype"])
-        if start + end > size or (width and prod(shape) * width != end - begin):
+    for name, said in header.items():
+        try:
+            entry = msgspec.convert(said, _HeaderEntry)
+        except msgspec.ValidationError as error:
+            raise ModelUnsupported(f"{file}: tensor {name} cannot be read: {error}") from error
+        begin, end = entry.data_offsets
+        width = _BYTES.get(entry.dtype)
+        if not begin <= end <= size - start or (width and prod(entry.shape) * width != end - begin):
             raise ModelUnsupported(
                 f"{file}: tensor {name} does not fit the file; fetch the file again"
             )
-        entries[name] = TensorEntry(file, entry["dtype"], shape, start + begin, end - begin)
+        entries[name] = TensorEntry(file, entry.dtype, entry.shape, start + begin, end - begin)
     return entries
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _HeaderEntry(msgspec.Struct):
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
 
 
 @lru_cache(maxsize=32)  # a header ends with a whole vocabulary: it takes a quarter of a second
 def _gguf_tensors(file: Path, *_known: tuple[int, int, int]) -> dict[str, TensorEntry]:
-    config = json.loads((file.parent / "config.json").read_text("utf-8"))
+    config = json_text.object_in(file.parent / "config.json")
     family = family_of_config(config)
     kv_heads, q_heads = int(config["num_key_value_heads"]), int(config["num_attention_heads"])
     head_dim = int(config["hidden_size"]) // q_heads
@@ -254,7 +268,7 @@ def safetensors_header(file: Path) -> tuple[int, dict[str, Any]]:
     try:
         with file.open("rb") as stream:
             length = header_length(stream.read(8), file.stat().st_size)
-            header = dict(json.loads(stream.read(length)))
+            header = json_text.parsed_object(stream.read(length))
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{file} is not a safetensors file: {error}") from error
     header.pop("__metadata__", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exo import json_text
 from exo.errors import InvalidRequest, ModelUnsupported
 from exo.models.description import read_config, text_config
 from exo.models.markup.markup import Markup, markup_of
@@ -230,14 +230,11 @@ def _json(file: Path) -> dict[str, Any]:
         ModelUnsupported: it is no JSON object.
     """
     try:
-        found = json.loads(file.read_text("utf-8"))
+        return json_text.object_in(file)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelUnsupported(f"{file} is not a JSON object")
-    return found
 
 
 def _backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -28,6 +28,7 @@ def client(node: ExoProcess) -> vendors.openai.AsyncOpenAI:
 
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+DEEP = b'{"model": "dummy", "messages": [], "guided_json": {"a": %s1%s}}' % (b"[" * 600, b"]" * 600)
 
 
 async def test_openais_client_streams_and_waits(node: ExoProcess) -> None:
@@ -83,6 +84,7 @@ async def test_stop_strings_end_the_answer_and_never_show(node: ExoProcess) -> N
     [
         ("POST", "/v1/chat/completions", b"{", 400, "invalid_request", None),
         ("POST", "/v1/chat/completions", b"[" * 100_000, 400, "invalid_request", None),
+        ("POST", "/v1/chat/completions", DEEP, 400, "invalid_request", None),
         ("POST", "/v1/chat/completions", b"[]", 400, "invalid_request", None),
         ("POST", "/v1/chat/completions", {"messages": MESSAGES}, 400, "invalid_request", "model"),
         ("POST", "/v1/chat/completions", {"model": "no"}, 400, "invalid_request", "messages"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from exo import json_text
 from exo.api.dialects import openai_types as types
 from exo.api.dialects.sampling_fields import token_limit
 from exo.api.request import ChatDefaults, ChatRequest, Message, Thinking
@@ -114,8 +114,8 @@ def made_call(where: str, call_id: str, name: str, arguments: Any) -> dict[str, 
     """A call as chat templates have it, whose arguments are an object."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = json_text.parsed(arguments or "{}")
+        except ValueError:
             arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}: arguments must be a JSON object", param=where)
@@ -269,7 +269,7 @@ def _response_format(wanted: types.ResponseFormat | None) -> str | None:
 def _schema(name: str, schema: Any) -> str:
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
+            schema = json_text.parsed(schema)
+        except ValueError as error:
             raise InvalidRequest(f"{name} is no JSON: {error}", param=name) from error
     return grammar.of_json_schema(schema)

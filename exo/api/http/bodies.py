@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from exo import json_text
 from exo.errors import InvalidRequest
 
 Wanted = TypeVar("Wanted", bound="Body")
@@ -42,21 +43,26 @@ def shown(value: Any) -> str:
 async def read_body(http: web.Request, kind: type[Wanted]) -> Wanted:
     """Raises InvalidRequest if the body is not JSON, or not of this kind; `param` says where."""
     data = await http.read()
+    if data.count(b"[") + data.count(b"{") > json_text.MAX_DEPTH:
+        try:
+            json_text.parsed(data)
+        except ValueError as error:
+            raise _not_json(error) from error
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         pass  # it is JSON so far: what is wrong is said below
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _not_json(error) from error
     try:
         decoded = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _not_json(error) from error
     return body_from(decoded, kind)
 
 
 def _not_json(error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the request body is not JSON: {error}")
+    return InvalidRequest(f"the request body cannot be read as JSON: {error}")
 
 
 def body_from(data: Any, kind: type[Wanted]) -> Wanted:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exo import json_text
 from exo.errors import InvalidRequest
 
 FORMAT = "tinychat-conversations-1"
@@ -77,7 +78,7 @@ class Conversation:
             InvalidRequest: it cannot be read or holds none; nothing has changed.
         """
         try:
-            data = json.loads(path.expanduser().read_text("utf-8"))
+            data = json_text.parsed(path.expanduser().read_bytes())
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
         except ValueError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from exo import json_text
 from exo.errors import InvalidRequest
 
 END_OF_TEXT = 257
@@ -30,7 +30,7 @@ class Script:
         if not file:
             return cls([])
         try:
-            lines = json.loads(Path(file).read_text("utf-8"))
+            lines = json_text.parsed(Path(file).read_bytes())
             return cls([(line["after"], line["say"]) for line in lines])
         except (OSError, ValueError, TypeError, KeyError, re.error) as error:
             raise InvalidRequest(f"the script {file} cannot be read: {error!r}") from error

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from exo import json_text
 from exo.models.markup.library import parse_with, some
 from exo.models.markup.tools import Tool, ToolCall, tool_call
 
@@ -48,7 +49,7 @@ def deepseek_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 
 def named_arguments(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """A list of objects with one key, the tool's name (Apertus)."""
-    calls = json.loads(text)
+    calls = json_text.parsed(text)
     if not isinstance(calls, list) or not calls:
         raise ValueError("it is no list of calls")
     if not all(isinstance(call, dict) and len(call) == 1 for call in calls):
@@ -88,7 +89,7 @@ def dsml_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     found = []
     for name, inside in _DSML_CALL.findall(text):
         arguments = {
-            key: value if is_text == "true" else json.loads(value)
+            key: value if is_text == "true" else json_text.parsed(value)
             for key, is_text, value in _DSML_ARGUMENT.findall(inside)
         }
         found.append(tool_call(name, arguments, tools))
@@ -152,7 +153,7 @@ def _typed(value: str | list[_Element], schema: Any) -> Any:
         if schema.get("type") == "string":
             return value
         try:
-            return json.loads(value)
+            return json_text.parsed(value)
         except ValueError:
             return value
     if all(name == "item" for name, _ in value):

@@ -163,7 +163,7 @@ class TaggedReader(AnswerReader):
         assert self._calls is not None
         try:
             calls = self._calls.parse(inside, self._tools)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # the latter of mlx-lm's parsers
             self._in = "said"
             return self._shown(self._calls.opens + inside + closes)
         return [part for call in calls for part in _told(call)]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exo import json_text
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -53,8 +55,8 @@ class ToolCall:
 def arguments_of(text: str) -> dict[str, Any]:
     """A call's arguments from its JSON; none of a call that the end of the answer has cut."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = json_text.parsed(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -64,7 +66,7 @@ def tool_call(name: Any, arguments: Any, tools: Sequence[Tool]) -> ToolCall:
     if name not in {tool.name for tool in tools}:
         raise ValueError(f"no tool is called {name!r}")
     if isinstance(arguments, str):  # some models write JSON in JSON
-        arguments = json.loads(arguments or "{}")
+        arguments = json_text.parsed(arguments or "{}")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):

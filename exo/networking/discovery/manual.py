@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 
+from exo import json_text
 from exo.errors import InvalidRequest
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.tasks import TaskOwner
@@ -72,7 +72,7 @@ def read_peers(file: Path) -> list[Route]:
         InvalidRequest: unreadable, or not a list of "host:port".
     """
     try:
-        data = json.loads(file.read_text("utf-8"))
+        data = json_text.parsed(file.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"cannot read peers from {file}: {error}") from error
     listed = data.get("peers") if isinstance(data, dict) else data

@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from exo import json_text
 from exo.networking.discovery.base import Discovery, DiscoveryListener, Route
 from exo.networking.discovery.interfaces import Interface
 from exo.networking.trust.cluster_key import NO_KEY, ONLY_IT_HAS_ONE, OTHER_KEY, ClusterKey
@@ -66,8 +67,8 @@ class Announcement:
         if len(datagram) > MAX_DATAGRAM:
             raise ValueError("oversized")
         try:
-            data = json.loads(datagram)
-        except (ValueError, RecursionError) as error:
+            data = json_text.parsed(datagram)
+        except ValueError as error:
             raise ValueError("malformed") from error
         if not isinstance(data, dict) or "exo" not in data:
             raise ValueError("foreign")

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo import json_text
+
 logger = logging.getLogger(__name__)
 
 HALF_LIFE_S = 7 * 86400.0
@@ -77,7 +79,7 @@ class Usage:
 
     def _read(self) -> dict[str, _Use]:
         try:
-            saved = json.loads(self._file.read_text("utf-8"))
+            saved = json_text.object_in(self._file)
             return {str(m): _Use(float(u["score"]), float(u["last"])) for m, u in saved.items()}
         except FileNotFoundError:
             return {}

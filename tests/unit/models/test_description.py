@@ -55,7 +55,7 @@ def test_the_checkpoint_digest_follows_configuration_and_tensors(tmp_path: Path)
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000, '{"a":' * 600])
 def test_a_config_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelUnsupported):
@@ -71,6 +71,27 @@ def test_pickles_and_damaged_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(damaged)
         with pytest.raises(ModelUnsupported, match="not a safetensors file"):
             describe_checkpoint("m", tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [1],
+        {"w": 1},
+        {"w": {"dtype": "F32", "shape": [1]}},
+        {"w": {"dtype": "F32", "shape": 4, "data_offsets": [0, 4]}},
+        {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}},
+        {"w": {"dtype": "?", "shape": [1], "data_offsets": [4, 0]}},
+        {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]}},
+        {"w": {"dtype": "F32", "shape": [2**70], "data_offsets": [0, 2**72]}},
+    ],
+)
+def test_headers_that_say_what_cannot_be_are_refused(header: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(ModelUnsupported, match=r"model\.safetensors"):
+        describe_checkpoint("m", tmp_path, 2)
 
 
 def test_the_context_is_read_by_its_many_names() -> None:
