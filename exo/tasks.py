@@ -26,6 +26,9 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
+AGAIN_S, SELDOM_S = 0.5, 60.0
+"""Until what died begins again: twice as long each time, unless it lived that long meanwhile."""
+
 
 class TaskOwner:
     """Starts tasks, logs any that die of an exception, and cancels the rest on `close`."""
@@ -43,6 +46,26 @@ class TaskOwner:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def forever(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> asyncio.Task[None]:
+        """As `background`, of work that is never done and compares what is with what should be:
+        whatever it dies of, such as files that the system has no more of, it begins again."""
+        return self.background(self._again_and_again(work, name), name)
+
+    async def _again_and_again(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> None:
+        pause_s, loop = AGAIN_S, asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                return await work()
+            except Exception:
+                logger.exception("task %s:%s died and begins again", self._name, name)
+            pause_s = AGAIN_S if loop.time() - began > SELDOM_S else min(2 * pause_s, SELDOM_S)
+            await asyncio.sleep(pause_s)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

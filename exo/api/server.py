@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from exo.api.http.pages import Pages
 from exo.api.http.request_id import add_request_id, with_request_id
 from exo.api.http.routes import add_routes
 from exo.api.request import ChatDefaults
+from exo.listening import ListeningPort, open_port
 from exo.orchestration.node import StandardNode
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,11 @@ DIALECTS = (
 MAX_BODY_BYTES = 8 * 2**20
 PORTS_TO_TRY = 20
 SHUTDOWN_S = 0.5
+SILENT_S = 60.0
+"""How long a connection is kept on which no request was ever begun."""
+SPARE_FILES = 48
+"""Of those that this process may open, what clients leave for peers and models."""
+_ALL = ("0.0.0.0", "::", "")
 
 LAST_WORD_S = 0.2
 """How long who connected just before the end is still answered, by a refusal that says so: a
@@ -104,6 +111,8 @@ class ApiServer:
             app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None
         )
 
+        self._ports: list[ListeningPort] = []
+
     async def start(self) -> str:
         """Listen on the configured port, or the next free one; the URL to open.
 
@@ -111,29 +120,46 @@ class ApiServer:
             OSError: none of the ports tried is free.
         """
         await self._runner.setup()
-        listener = _listener(self._config.host, self._config.port)
-        await web.SockSite(self._runner, listener).start()
-        port = listener.getsockname()[1]
+        protocol = self._runner.server
+        assert protocol is not None
+        self._ports = [
+            ListeningPort(one, protocol, silent_s=SILENT_S, spare_files=SPARE_FILES)
+            for one in _listening(self._config.host, self._config.port)
+        ]
+        port = self._ports[0].number
         if self._config.port not in (0, port):
             logger.warning("port %d is taken, using %d", self._config.port, port)
-        host = "127.0.0.1" if self._config.host in ("0.0.0.0", "") else self._config.host
-        return f"http://{host}:{port}"
+        host = "127.0.0.1" if self._config.host in _ALL else self._config.host
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        for site in list(self._runner.sites):
-            await site.stop()  # nobody connects from now on
-        await asyncio.sleep(LAST_WORD_S)
+        await asyncio.gather(*(port.close(LAST_WORD_S) for port in self._ports))
         await self._runner.cleanup()
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> list[socket.socket]:
     last = OSError(f"no port to listen on at {host}")
     for candidate in range(port, port + PORTS_TO_TRY) if port else (0,):
         try:
-            return socket.create_server((host, candidate), backlog=128)
+            return _on_all_names(host, candidate)
         except OSError as error:
             last = OSError(f"cannot listen on {host}:{candidate}: {error.strerror}")
     raise last
+
+
+def _on_all_names(host: str, port: int) -> list[socket.socket]:
+    """Of this machine alone by IPv6 too, where it has that: for some clients localhost is nothing
+    else."""
+    found = [open_port(host, port)]
+    if host in ("127.0.0.1", "localhost"):
+        try:
+            found.append(open_port("::1", found[0].getsockname()[1]))
+        except OSError as error:
+            if port and error.errno == errno.EADDRINUSE:  # localhost would be somebody else
+                found[0].close()
+                raise
+            logger.debug("not on ::1: %s", error)
+    return found
 
 
 PAGE_POLICY = "; ".join(

@@ -19,6 +19,7 @@ from exo.api.request import ChatDefaults
 from exo.api.server import ApiConfig, ApiServer
 from exo.cli.client import node_at
 from exo.cli.keys import API_KEY, api_keys
+from exo.cli.open_files import allow_many
 from exo.cli.settings import aliases, node_config
 from exo.logs import log_as
 from exo.orchestration.build import build_node
@@ -43,6 +44,7 @@ async def running_node(args: argparse.Namespace, api_port: int) -> AsyncIterator
     Raises:
         ExoError, OSError: a setting or a port that cannot be.
     """
+    allow_many()
     node = build_node(node_config(args))
     defaults = ChatDefaults(
         args.default_temp, args.max_generate_tokens, args.system_prompt, aliases(args)

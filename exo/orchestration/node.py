@@ -176,7 +176,7 @@ class StandardNode:
         if self.config.standby:
             self._standby.start()
         await self._discovery.start(self.membership, self.port)
-        self._tasks.background(self._network.follow(self._use), "network")
+        self._tasks.forever(lambda: self._network.follow(self._use), "network")
         logger.info("node %s listens on %s port %d", self.config.node_id, hosts, self.port)
 
     async def _use(self, interfaces: list[Interface]) -> None:

@@ -68,7 +68,7 @@ def test_a_bridge_that_was_chosen() -> None:
 
 
 def test_few_open_files() -> None:
-    _, found = doctor(before=("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh"))
+    _, found = doctor(before=("sh", "-c", 'ulimit -n 256; exec "$@"', "sh"))
     assert found["open files"]["mend"].startswith("ulimit -n ")
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from exo import tasks
 from exo.errors import EngineFailed
-from exo.tasks import Done, with_news, with_pulse
+from exo.tasks import Done, TaskOwner, with_news, with_pulse
 
 Tell = Callable[[str], None]
 
@@ -67,3 +68,25 @@ async def test_who_stops_listening_leaves_nothing_behind(pulse_s: float) -> None
         assert asyncio.all_tasks() == before
     finally:
         gc.enable()
+
+
+async def test_what_is_never_done_begins_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_S", 0.001)
+    owner, began, lives = TaskOwner("t"), 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal began
+        began += 1
+        if began < 4:
+            raise OSError("no more files")
+        lives.set()
+        await asyncio.Event().wait()
+
+    task = owner.forever(work, "keep")
+    async with asyncio.timeout(10):
+        await lives.wait()
+    assert began == 4 and caplog.text.count("task t:keep died and begins again") == 3
+    await owner.close()
+    assert task.cancelled()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import shutil
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from exo.cli.doctor.finding import Finding
+from exo.cli.open_files import ENOUGH, allow_many
 from exo.cli.settings import existing_part
 from exo.download.hub_cache import cache_folder
 from exo.inference.choose import make_engine
@@ -133,11 +133,11 @@ def _write_rate(folder: Path) -> float:
 
 
 def _files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < FEW_FILES:
-        text = f"at most {soft} files may be open; many clients need more"
-        return Finding("open files", "note", text, f"ulimit -n {min(hard, 65536)}")
-    return Finding("open files", "ok", f"{soft} may be open")
+    most = allow_many()
+    if most < FEW_FILES:
+        text = f"at most {most} files may be open; many clients need more"
+        return Finding("open files", "note", text, f"ulimit -n {ENOUGH} as root, before exo")
+    return Finding("open files", "ok", f"{most} may be open")
 
 
 def _network(chosen: tuple[str, ...]) -> Finding:

@@ -40,7 +40,7 @@ class ManualDiscovery(Discovery):
             self._routes = read_peers(self._file)
 
     async def start(self, listener: DiscoveryListener, port: int) -> None:
-        self._tasks.background(self._tell_forever(listener), "manual")
+        self._tasks.forever(lambda: self._tell_forever(listener), "manual")
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -122,7 +122,7 @@ class UDPDiscovery(Discovery):
     async def start(self, listener: DiscoveryListener, port: int) -> None:
         self._port, self._listener = port, listener
         await self.use(self._interfaces)
-        self._tasks.background(self._announce_forever(), "announce")
+        self._tasks.forever(self._announce_forever, "announce")
 
     async def use(self, interfaces: list[Interface]) -> None:
         assert self._listener is not None, "started first"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from exo.errors import EngineFailed, ExoError, InvalidFrame
+from exo.listening import ListeningPort, open_port
 from exo.networking.connections import OPEN, Connections
 from exo.networking.rings.frames import Frame, decode_frame
 from exo.networking.rings.grpc_wire import GrpcWire
@@ -34,7 +35,7 @@ class RingServer:
     def __init__(self, on_frame: OnFrame, connections: Connections = OPEN) -> None:
         self._on_frame = on_frame
         self._connections = connections
-        self._servers: list[asyncio.Server] = []
+        self._ports: list[ListeningPort] = []
         self._sessions: set[_Session] = set()
 
     async def listen(self, hosts: list[str], port: int) -> int:
@@ -43,31 +44,28 @@ class RingServer:
         Raises:
             OSError: the port is taken.
         """
-        loop = asyncio.get_running_loop()
-        opened = []
+        opened: list[socket.socket] = []
         try:
             for host in hosts:
-                opened.append(await loop.create_server(self._accept, host, port))
-                port = opened[-1].sockets[0].getsockname()[1]
+                opened.append(open_port(host, port))
+                port = opened[-1].getsockname()[1]
         except OSError:
-            for server in opened:
-                server.close()
+            for one in opened:
+                one.close()
             raise
-        self._servers += opened
+        self._ports += [ListeningPort(one, self._session) for one in opened]
         return port
 
-    def _accept(self) -> _Session:
+    def _session(self) -> _Session:
         tunnel = self._connections.tunnel(is_client=False)
         return _Session(self._on_frame, self._sessions, tunnel)
 
     async def stop(self) -> None:
-        for server in self._servers:
-            server.close()
+        for port in self._ports:
+            await port.close()
         for session in list(self._sessions):
             session.cut()
-        for server in self._servers:
-            await server.wait_closed()
-        self._servers.clear()
+        self._ports.clear()
 
 
 class _Session(asyncio.Protocol):

@@ -75,7 +75,7 @@ class Membership(DiscoveryListener):
     def start(self, port: int, news: News) -> None:
         """This node listens on `port`; from now on others are told of `news`."""
         self.port = port
-        self._tasks.background(self._tell(news), "news")
+        self._tasks.forever(lambda: self._tell(news), "news")
 
     # What discovery and peers tell ------------------------------------------------------------
 

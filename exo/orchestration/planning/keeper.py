@@ -129,7 +129,7 @@ class PlanKeeper:
         self._tasks = TaskOwner(f"plans of {node_id}")
 
     def start(self) -> None:
-        self._tasks.background(self._keep(), "keep")
+        self._tasks.forever(self._keep, "keep")
 
     async def close(self) -> None:
         await self._tasks.close()

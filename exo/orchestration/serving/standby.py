@@ -54,7 +54,7 @@ class Standby:
         self._tasks = TaskOwner(f"standby of {node_id}")
 
     def start(self) -> None:
-        self._tasks.background(self._keep(), "standby")
+        self._tasks.forever(self._keep, "standby")
 
     async def close(self) -> None:
         await self._tasks.close()
