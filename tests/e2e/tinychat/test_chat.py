@@ -142,6 +142,10 @@ async def test_settings_are_kept_by_enter_and_by_nothing_else_than_keep(
 
 
 async def test_lines_with_a_slash_are_commands(page: Page) -> None:
+    await page.click("#settings")
+    await page.fill("[name=max_tokens]", "20")  # else how long an answer takes is the dummy's whim
+    await page.press("[name=max_tokens]", "Enter")
+    await expect(page.locator("#how")).to_be_hidden()
     await page.fill("#input", "/")
     await expect(page.locator("#commands button")).to_have_count(8)
     await page.fill("#input", "/sy")
@@ -161,12 +165,12 @@ async def test_lines_with_a_slash_are_commands(page: Page) -> None:
         await ask(page, "/usr/bin/env is what?")
     messages = (await sent.value).post_data_json["messages"]
     assert [each["content"] for each in messages] == ["Be brief.", "/usr/bin/env is what?"]
-    await expect(page.locator(".stats")).to_contain_text("tokens", timeout=20_000)
+    await expect(page.locator(".stats")).to_contain_text("20 tokens", timeout=20_000)
     await ask(page, "/stats")
     await expect(page.locator("#said")).to_contain_text("tokens")
     async with page.expect_request("**/v1/chat/completions"):
         await ask(page, "/regen")
-    await answered(page)
+    await expect(page.locator(".stats")).to_contain_text("20 tokens", timeout=20_000)
     await ask(page, "/new")
     await expect(page.locator("#messages .message")).to_have_count(0)
 
