@@ -99,16 +99,16 @@ Model random_model(int kv_bits, int head_dim) {
 
 void check_model(int kv_bits, int head_dim) {
   Model model = random_model(kv_bits, head_dim);
-  const int length = 300;
+  const int length = 150, step = 30;  // more than two pages
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
   std::vector<float> whole(50), piece(100);
   model.forward({{"whole", 0, length, true}}, tokens.data(), nullptr, whole.data());
-  for (int at = 0; at < length; at += 60) {
+  for (int at = 0; at < length; at += step) {
     // Shares its steps with a sequence that is cut back again and again.
-    std::vector<int32_t> both(tokens.begin() + at, tokens.begin() + at + 60);
+    std::vector<int32_t> both(tokens.begin() + at, tokens.begin() + at + step);
     both.insert(both.end(), {1, 2, 3});
-    model.forward({{"pieces", at, 60, true}, {"other", at == 0 ? 0 : 2, 3, true}}, both.data(),
+    model.forward({{"pieces", at, step, true}, {"other", at == 0 ? 0 : 2, 3, true}}, both.data(),
                   nullptr, piece.data());
   }
   add_to_digest(whole);
@@ -432,12 +432,12 @@ void check_blocks(int kv_bits) {
   }
   model.embedding = model.head = random_affine(50, 64, 8, 32);
   model.final_norm = std::vector<float>(64, 1.f);
-  const int length = 300;
+  const int length = 200;  // four blocks, of which two are attended to
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
   std::vector<float> whole(50), piece(100);
   model.forward({{"whole", 0, length, true}}, tokens.data(), nullptr, whole.data());
-  for (const auto& [at, count] : {std::pair{0, 270}, {270, 29}}) {
+  for (const auto& [at, count] : {std::pair{0, 170}, {170, 29}}) {
     model.forward({{"pieces", at, count, false}}, tokens.data() + at, nullptr, nullptr);
   }
   // The last one beside another sequence.
