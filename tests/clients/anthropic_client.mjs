@@ -1,5 +1,5 @@
 // Anthropic's JavaScript client: whole, streamed, a tool and its result, counted.
-// needs: @anthropic-ai/sdk@1.12.0
+// needs: @anthropic-ai/sdk@1.14.0
 
 import assert from "node:assert";
 import Anthropic from "@anthropic-ai/sdk";

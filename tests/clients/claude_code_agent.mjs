@@ -1,5 +1,5 @@
 // Claude Code, headless, against /v1/messages by its base URL: it writes a file by its tool.
-// needs: @anthropic-ai/claude-code@2.1.330
+// needs: @anthropic-ai/claude-code@2.1.332
 
 import { writesAFile } from "./agent.mjs";
 

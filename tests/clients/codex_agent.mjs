@@ -1,5 +1,5 @@
 // OpenAI's Codex, headless, against /v1/responses by its base URL: it writes a file by its shell.
-// needs: @openai/codex@0.169.0
+// needs: @openai/codex@0.171.0
 
 import { writesAFile } from "./agent.mjs";
 

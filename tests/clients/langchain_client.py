@@ -1,5 +1,5 @@
 """LangChain: chat, stream, with_structured_output, bind_tools and the loop of an agent."""
-# needs: langchain-openai==1.7.3 langgraph==1.2.22
+# needs: langchain-openai==1.7.4 langgraph==1.2.24
 
 import json
 import os

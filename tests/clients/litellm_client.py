@@ -1,5 +1,5 @@
 """LiteLLM: all three dialects, streamed and whole, a tool."""
-# needs: litellm==1.106.2 mcp
+# needs: litellm==1.110.2 mcp
 
 import json
 import os

@@ -1,5 +1,5 @@
 // OpenAI's JavaScript client: whole, streamed, a schema, a tool, Responses, embeddings.
-// needs: openai@7.57.0
+// needs: openai@7.59.0
 
 import assert from "node:assert";
 import OpenAI from "openai";

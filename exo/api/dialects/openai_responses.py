@@ -53,7 +53,7 @@ class OpenAIResponses:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def routes(self) -> list[Route]:
-        path, one = "/v1/responses", "/v1/responses/{response_id}"
+        path, one = "/v1/responses", "/v1/responses/{response_id:(?!input_tokens$)[^/]+}"
         summary = "An answer, as items"
         return [
             Route("POST", path, self.create, summary, ResponsesBody, streams=EVENTS),
