@@ -45,8 +45,8 @@ async def read_body(http: web.Request, kind: type[Wanted]) -> Wanted:
     data = await http.read()
     if data.count(b"[") + data.count(b"{") > json_text.MAX_DEPTH:
         try:
-            json_text.parsed(data)
-        except ValueError as error:
+            json_text.check_depth(msgspec.json.decode(data))
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise _not_json(error) from error
     try:
         return msgspec.json.decode(data, type=kind)
