@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -136,25 +138,8 @@ class PeerHandle:
             call = self._stub.Heartbeats(metadata=(("exo-node-id", own_id),))
             ended = asyncio.ensure_future(call.code())
             try:
-                counter = 0
-                while True:
-                    counter += 1
-                    sent, patience_s = time.monotonic(), timeout_s()
-                    exchange = asyncio.ensure_future(_exchange(call, counter, own_beat()))
-                    try:
-                        while not (await asyncio.wait([exchange], timeout=patience_s))[0]:
-                            if time.monotonic() - sent < patience_s * (1 + _OWN_LAG):
-                                raise StepTimeout(
-                                    f"node {self._name} missed its heartbeat for {patience_s:.1f} s"
-                                )
-                            # This process itself did not get to run: not the peer's fault.
-                            sent = time.monotonic()
-                    finally:
-                        exchange.cancel()
-                    answer = exchange.result()
-                    if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
-                        raise PeerUnavailable(f"node {self._name} ended the heartbeats")
-                    yield beat_from_pb(answer), time.monotonic() - sent
+                for counter in itertools.count(1):
+                    yield await self._answered(_exchange(call, counter, own_beat()), timeout_s())
                     resting = asyncio.ensure_future(rest())
                     try:
                         await asyncio.wait([ended, resting], return_when=asyncio.FIRST_COMPLETED)
@@ -166,6 +151,27 @@ class PeerHandle:
             finally:
                 call.cancel()
                 await asyncio.wait([ended])
+
+    async def _answered(
+        self, exchange: Coroutine[Any, Any, object], patience_s: float
+    ) -> tuple[Beat, float]:
+        """The answer to a beat, and after how many seconds it came. Raises what `heartbeats`
+        does."""
+        sent, waiting = time.monotonic(), asyncio.ensure_future(exchange)
+        try:
+            while not (await asyncio.wait([waiting], timeout=patience_s))[0]:
+                if time.monotonic() - sent < patience_s * (1 + _OWN_LAG):
+                    raise StepTimeout(
+                        f"node {self._name} missed its heartbeat for {patience_s:.1f} s"
+                    )
+                # This process itself did not get to run: not the peer's fault.
+                sent = time.monotonic()
+        finally:
+            waiting.cancel()
+        answer = waiting.result()
+        if answer is grpc.aio.EOF or not isinstance(answer, pb.Heartbeat):
+            raise PeerUnavailable(f"node {self._name} ended the heartbeats")
+        return beat_from_pb(answer), time.monotonic() - sent
 
     async def goodbye(self, node_id: str, instance_id: str) -> None:
         request = pb.GoodbyeRequest(node_id=node_id, instance_id=instance_id)
