@@ -27,7 +27,9 @@ class ListeningPort:
 
     One on which nothing is said for `silent_s` after it was opened is closed: asyncio's protocols
     begin to count with the first byte. One that would leave this process fewer than `spare_files`
-    files to open is closed at once: the rest of the program goes on.
+    files to open, or a quarter of all, is closed at once: the rest of the program goes on.
+
+    `number` is the port's.
     """
 
     def __init__(
@@ -43,13 +45,10 @@ class ListeningPort:
         self._protocol = protocol
         self._silent_s = silent_s
         self._spare_files = spare_files
+        self.number = int(listening.getsockname()[1])
         self._tasks = TaskOwner(f"port {self.number}")
         self._said = float("-inf")
         self._accepting = self._tasks.forever(self._accept, "accept")
-
-    @property
-    def number(self) -> int:
-        return int(self._listening.getsockname()[1])
 
     async def close(self, last_word_s: float = 0.0) -> None:
         """Nobody connects from now on. Who has, and says something in this time, is served;
@@ -80,7 +79,9 @@ class ListeningPort:
     def _is_too_many(self, connection: socket.socket) -> bool:
         """The system gives each file the lowest number that is free."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return most != resource.RLIM_INFINITY and connection.fileno() >= most - self._spare_files
+        if most == resource.RLIM_INFINITY:
+            return False
+        return connection.fileno() >= most - min(self._spare_files, most // 4)
 
     def _tell(self, error: OSError) -> None:
         if time.monotonic() >= self._said + _SAID_EVERY_S:
