@@ -193,6 +193,11 @@ class CheckpointModel:
                 if arch.hyper and (last := hyper.build_last(packer, arch.hyper)):
                     model.last_streams = last
             checkpoint.check()
+            try:
+                model.check_sizes()
+            except ValueError as error:
+                text = "is not what its config.json describes"
+                raise ModelUnsupported(f"the checkpoint in {self.path} {text}: {error}") from error
             on_progress(total, total)
         return model
 

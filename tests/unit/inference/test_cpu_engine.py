@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import zoo
@@ -133,6 +134,35 @@ def test_a_file_that_was_cut_short_is_refused(tiny: Path, tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes(whole[:-100])
     with pytest.raises(ModelUnsupported, match="does not fit the file; fetch the file again"):
         CheckpointModel(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.2.input_layernorm.weight",
+        "model.layers.1.mlp.down_proj.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+    ],
+)
+@pytest.mark.parametrize("times", [0.5, 2])
+async def test_tensors_of_other_sizes_are_refused_before_they_are_read(
+    tiny: Path, tmp_path: Path, name: str, times: float
+) -> None:
+    """The kernels go by the configuration: past the end of a tensor is other memory."""
+    (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
+    tensors = dict(mx.load(str(tiny / "model.safetensors")).items())
+    whole = tensors[name]
+    half = whole[..., : whole.shape[-1] // 2]
+    tensors[name] = half if times < 1 else mx.concatenate([whole, whole], axis=-1)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    engine = CPUEngine()
+    description = await engine.describe("m", tmp_path)
+    shard = Shard("m", 0, description.n_layers, description.n_layers)
+    with pytest.raises(ModelUnsupported, match=r"config\.json"):
+        await engine.load(shard, tmp_path, lambda done, total: None)
+    await engine.close()
 
 
 async def test_a_full_kv_cache_is_refused_and_others_go_on(

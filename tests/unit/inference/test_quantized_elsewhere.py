@@ -152,7 +152,7 @@ async def test_weights_of_another_width_are_an_error_not_a_wild_read(
 ) -> None:
     quantized_files.write("w8a16", plain, tmp_path / "packed", tmp_path / "numbers")
     say_bits(tmp_path / "packed", 4)
-    with pytest.raises(ValueError, match="columns is given 64"):
+    with pytest.raises(ModelUnsupported, match="projection is of 64 x 128, not of 64 x 64"):
         await logits(cpu(), tmp_path / "packed")
 
 

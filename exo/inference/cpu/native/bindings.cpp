@@ -318,6 +318,7 @@ NB_MODULE(_native, m) {
       .def_rw("final_norm_bias", &Model::final_norm_bias)
       .def_rw("norm_every", &Model::norm_every)
       .def("set_hadamard", &Model::set_hadamard, nb::arg("hadamard"), nb::arg("embedding"))
+      .def("check_sizes", &Model::check_sizes)
       .def("forward", &forward, nb::arg("slices"), nb::arg("tokens"), nb::arg("hidden").none())
       .def("final_states", &final_states)
       .def("release", &Model::release, nb::arg("sequence"),

@@ -75,6 +75,8 @@ class Model {
   // All linear layers are stored turned, and the embedding where `embedding`.
   void set_hadamard(std::shared_ptr<const Hadamard> hadamard, bool embedding);
 
+  // Throws std::invalid_argument, which says what does not fit what. For before the first step.
+  void check_sizes() const;
   // One step. `tokens` [rows]; `hidden` float32 [rows, width()], null in the first shard. Writes
   // hidden states [rows, width()], or on the last shard logits [rows that are wanted, vocabulary].
   // Throws CacheMissError, CacheFullError, std::out_of_range (a token id).

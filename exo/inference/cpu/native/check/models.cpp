@@ -99,6 +99,7 @@ Model random_model(int kv_bits, int head_dim) {
 
 void check_model(int kv_bits, int head_dim) {
   Model model = random_model(kv_bits, head_dim);
+  model.check_sizes();
   const int length = 150, step = 30;  // more than two pages
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
@@ -385,6 +386,7 @@ Model gated_model(int kv_bits) {
 }
 
 void check_state(Model model) {
+  model.check_sizes();
   const int length = 120;
   std::vector<int32_t> tokens(length);
   for (auto& token : tokens) token = static_cast<int32_t>(generator() % 50);
