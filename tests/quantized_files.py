@@ -1,8 +1,9 @@
-"""Tiny checkpoints as GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes store them, each beside
-the numbers it stands for.
+"""Tiny checkpoints as GPTQ, AWQ, compressed-tensors, FP8, BitNet and bitsandbytes store them, each
+beside the numbers it stands for.
 
 Layouts and configurations are those of repositories on the hub: Qwen's of Qwen2.5 and Qwen3 (GPTQ,
-AWQ, FP8), RedHatAI's (compressed-tensors), unsloth's (bitsandbytes).
+AWQ, FP8), RedHatAI's (compressed-tensors), unsloth's (bitsandbytes), tiiuae's Falcon3 of 1.58 bits
+and microsoft's (BitNet).
 """
 
 from __future__ import annotations
@@ -193,6 +194,19 @@ def _compressed(layout: str, bits: int, **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
 
 
+def ternary(*, divides: bool) -> Callable[[Array], Layer]:
+    def layer(weight: Array) -> Layer:
+        scale = np.float32(np.abs(weight).mean())
+        values = np.clip(np.round(weight / scale), -1, 1).astype(np.int8)
+        quarters = (values + 1).astype(np.uint8).reshape(4, -1, weight.shape[1])
+        packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        stored = np.array([1 / scale if divides else scale], np.float32)
+        by = 1 / stored if divides else stored
+        return {"weight": packed, "weight_scale": stored}, values.astype(np.float32) * by
+
+    return layer
+
+
 _GPTQ = {"quant_method": "gptq", "group_size": GROUP, "desc_act": False, "sym": True}
 
 KINDS: dict[str, tuple[Callable[[Array], Layer], dict[str, Any]]] = {
@@ -220,6 +234,11 @@ KINDS: dict[str, tuple[Callable[[Array], Layer], dict[str, Any]]] = {
         float8((64, 32), "weight_scale_inv", powers=True),
         {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [64, 32]},
     ),
+    "BitNet": (
+        ternary(divides=False),
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+    ),
+    "BitNet, divided": (ternary(divides=True), {"quant_method": "bitnet"}),
     "FP8 by rows": (float8(None, "weight_scale"), _compressed("float-quantized", 8, type="float")),
 }
 """By name: how a layer is stored, and the quantization_config."""

@@ -1,9 +1,10 @@
-"""Linear layers as GPTQ, AWQ, compressed-tensors, FP8 and NVFP4 checkpoints store them, and what
-the engines hold instead: the same numbers as MLX would pack them, or float8 and float4 with scales.
+"""Linear layers as GPTQ, AWQ, compressed-tensors, FP8, NVFP4 and BitNet checkpoints store them, and
+what the engines hold instead: the same numbers as MLX would pack them, or float8 and float4 with
+scales.
 
 Formats: AutoGPTQ's and GPTQModel's `qlinear_cuda`, AutoAWQ's `packing_utils`, `compressors` of
-vllm-project/compressed-tensors, `finegrained_fp8` of transformers; float8 is E4M3 of the OCP 8-bit
-Floating Point Specification, float4 E2M1 of the OCP Microscaling Formats.
+vllm-project/compressed-tensors, `finegrained_fp8` and `bitnet` of transformers; float8 is E4M3 of
+the OCP 8-bit Floating Point Specification, float4 E2M1 of the OCP Microscaling Formats.
 
 What computes is numpy or mlx.core, as the arrays are: `xp`, of which only what both call alike is
 used. With MLX everything stays lazy.
@@ -222,6 +223,33 @@ class PlainIntegers(_Packed):
         return self.affine(_contiguous(values, xp).view(xp.uint32), scales, zeros, xp)
 
 
+class Ternary(_Packed):
+    """BitNet's: `weight` uint8 [rows / 4, cols], whose four values of two bits, with 1 added, are
+    of rows a quarter of all apart, the lowest bits the first; `weight_scale` is one number, which
+    multiplies, or by which is divided."""
+
+    scales = "weight_scale"
+    bits = 2
+
+    def __init__(self, *, divides: bool) -> None:
+        self._divides = divides
+
+    def size(self, shapes: Shapes) -> tuple[int, int, int]:
+        packed, cols = shapes["weight"]
+        return 4 * packed, cols, prod(shapes["weight_scale"])
+
+    def unpacked(self, parts: Mapping[str, Array], xp: Module) -> Affine:
+        quarters = [parts["weight"] >> shift & 3 for shift in range(0, 8, 2)]
+        values = xp.concatenate(quarters, axis=0)
+        octets = values[:, 0::4]
+        for i in range(1, 4):
+            octets = octets | values[:, i::4] << 2 * i
+        scales = _by_row(parts["weight_scale"], len(values), xp)
+        scales = 1 / scales if self._divides else scales
+        words = _contiguous(octets, xp).view(xp.uint32)
+        return self.affine(words, scales, xp.array(1.0, dtype=xp.float32), xp)
+
+
 class Float8Blocks(Quantizer):
     """`weight` float8 [rows, cols] and a scale for all, for each row, or for each block of rows and
     columns: floats, or powers of two in a byte."""
@@ -302,6 +330,12 @@ def quantizer_of(config: Mapping[str, Any]) -> Quantizer | None:
         height, width = block or (_FLOAT8_BLOCK, _FLOAT8_BLOCK)
         scales = "weight_scale_inv" if method == "fp8" else "weight_scale"
         return Float8Blocks(scales, (int(height), int(width)))
+    if method == "bitnet":
+        if how.get("quantization_mode", "offline") != "offline":
+            raise _unreadable("its weights become ternary only as they are used")
+        if how.get("use_rms_norm"):
+            raise _unreadable("its BitNet layers have norms of their own")
+        return Ternary(divides=how.get("linear_class", "bitlinear") != "autobitlinear")
     if method == "modelopt" and how.get("quant_algo") == "NVFP4":
         return NVFP4(compressed_tensors=False)
     if method == "modelopt" and how.get("quant_algo") == "FP8":

@@ -311,6 +311,8 @@ class Layer:
     after_mlp_norm: list[float]
     attention_norm_bias: list[float]
     mlp_norm_bias: list[float]
+    attention_inner_norm: list[float]
+    mlp_inner_norm: list[float]
     parallel: bool
     query_growth: float
     query_span: int

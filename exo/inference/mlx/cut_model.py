@@ -144,7 +144,8 @@ class CutModel:
         config = text_config(read_config(path))
         check_class(config)
         self._hadamard = Hadamard.of(config)
-        quantizer = quantizer_of(config)
+        # BitNet's own class reads them as they are, on Metal.
+        quantizer = None if config.get("model_type") == "bitnet" else quantizer_of(config)
         if quantizer is not None:
             check_packed(config)
         self._repacked = Repacked(quantizer) if quantizer is not None else None

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zoo
+from mlx_lm.models import bitnet
 
 from exo.errors import EngineFailed, ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
@@ -202,6 +204,14 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-unty
         return made[name]
 
     return make
+
+
+@pytest.fixture(autouse=True, scope="module")
+def layers_that_run_here() -> Iterator[None]:
+    """Those of mlx-lm's BitNet have a kernel for Metal alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitnet, "BitLinear", nn.Linear)
+        yield
 
 
 async def logits(

@@ -6,11 +6,13 @@ import json
 from functools import partial
 from pathlib import Path
 
+import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 import pytest
 import quantized_files
 import zoo
+from mlx_lm.models import bitnet
 
 from exo.errors import ModelUnsupported
 from exo.inference.batch import ForwardBatch, Slice
@@ -81,6 +83,23 @@ async def test_a_layer_is_what_its_numbers_say(kind: str, plain: Path, tmp_path:
     assert error(await logits(CPUEngine(), packed), expected) < 0.03
     limit = WIDENED_ON_MLX.get(kind, 1e-4)
     assert error(await logits(MLXEngine(precise=True), packed), expected) < limit
+
+
+@pytest.mark.parametrize("kind", ["BitNet", "BitNet, divided"])
+async def test_bitnets_own_architecture(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against mlx-lm's class, whose layers have a kernel for Metal alone: with plain ones instead,
+    of the same numbers."""
+    monkeypatch.setattr(bitnet, "BitLinear", nn.Linear)
+    zoo.write_checkpoint("bitnet", tmp_path / "source")
+    packed, numbers = tmp_path / "packed", tmp_path / "numbers"
+    quantized_files.write(kind, tmp_path / "source", packed, numbers)
+    expected = await logits(MLXEngine(precise=True), numbers)
+    engine = cpu()
+    assert error(await logits(engine, packed), expected) < 1e-4
+    assert not engine._on_mlx
+    assert error(await logits(CPUEngine(), packed), expected) < 0.05  # squared, which doubles it
 
 
 @pytest.mark.parametrize("kind", ["GPTQ", "w4a16", "FP8 in blocks", "NVFP4"])
@@ -202,6 +221,8 @@ async def test_what_nobody_reads_is_refused_in_words(
         ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "version marlin"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
         ({"quant_method": "exl3"}, "quantized by exl3"),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, "norms of their own"),
+        ({"quant_method": "bitnet", "quantization_mode": "online"}, "only as they are used"),
     ],
 )
 def test_what_is_stored_otherwise_is_named(how: dict[str, object], words: str) -> None:
@@ -213,7 +234,6 @@ def test_what_is_stored_otherwise_is_named(how: dict[str, object], words: str) -
     "how",
     [
         {"quant_method": "mxfp4"},
-        {"quant_method": "bitnet"},
         {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
         {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]},
     ],

@@ -44,6 +44,12 @@ _OLMO2_NORMS = {
 }
 
 
+_BITNET_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_inner_norm": "self_attn.attn_sub_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp_inner_norm": "mlp.ffn_sub_norm",
+}
 _GLM4_NORMS = {
     "attention_norm": "input_layernorm",
     "after_attention_norm": "post_self_attn_layernorm",
@@ -421,6 +427,7 @@ DENSE: Mapping[str, Family] = {
         sinks=every_layer,
     ),
     "nanbeige": Family(tied=False, config=_nanbeige_config, loops=_nanbeige_loops),
+    "bitnet": Family(activation="RELU2", norms=_BITNET_NORMS),
     "arcee": Family(tied=False, gated=False, activation="RELU2"),
     "olmo2": Family(norms=_OLMO2_NORMS, head_norms=True),
     "glm4": Family(

@@ -94,6 +94,7 @@ void Model::attention(const Layer& layer, int index, int pools, int64_t state) {
     if (layer.output_gate) {
       gate_output(layer, z_.data() + i * layer.output_gate->rows, heads * vd, i);
     }
+    norm_inner(layer.attention_inner_norm, attended_.row(i));
     attended_.quantize(i, 1);
   });
   project_out(*layer.o, layer);

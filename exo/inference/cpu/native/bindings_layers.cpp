@@ -235,6 +235,8 @@ void bind_layers(nb::module_& m) {
       .def_rw("after_mlp_norm", &Layer::after_mlp_norm)
       .def_rw("attention_norm_bias", &Layer::attention_norm_bias)
       .def_rw("mlp_norm_bias", &Layer::mlp_norm_bias)
+      .def_rw("attention_inner_norm", &Layer::attention_inner_norm)
+      .def_rw("mlp_inner_norm", &Layer::mlp_inner_norm)
       .def_rw("parallel", &Layer::parallel)
       .def_rw("query_growth", &Layer::query_growth)
       .def_rw("query_span", &Layer::query_span)

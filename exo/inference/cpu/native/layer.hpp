@@ -286,7 +286,8 @@ struct MixtureNorms {
 // every token goes through, scaled by shared_scale and, where there is one, sigmoid(shared_gate x).
 struct Layer {
   std::vector<float> attention_norm, after_attention_norm, mlp_norm, after_mlp_norm;
-  std::vector<float> attention_norm_bias, mlp_norm_bias;  // where Spec::layer_norm
+  std::vector<float> attention_norm_bias, mlp_norm_bias;    // where Spec::layer_norm
+  std::vector<float> attention_inner_norm, mlp_inner_norm;  // of what o and down read (BitNet)
   bool parallel = false;  // the MLP reads what the attention reads, not what it gives
   MatrixPtr q, k, v, o;
   // What is attended is multiplied by its sigmoid, or its softplus, which has a row for each number

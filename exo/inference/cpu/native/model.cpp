@@ -350,6 +350,11 @@ void Model::norm_row(const float* x, const std::vector<float>& norm, const std::
   }
 }
 
+void Model::norm_inner(const std::vector<float>& norm, float* x) const {
+  if (norm.empty()) return;
+  kernels().rms_norm(x, norm.data(), x, static_cast<int64_t>(norm.size()), spec_.norm_eps);
+}
+
 void Model::norm_rows(const float* x, const std::vector<float>& norm,
                       const std::vector<float>& bias, const std::vector<int>& groups) {
   normed_.resize(rows_, spec_.hidden, groups);
@@ -400,6 +405,7 @@ void Model::mlp(const Layer& layer) {
     } else {
       activate(layer.limit, gated_.row(i), up, width);
     }
+    norm_inner(layer.mlp_inner_norm, gated_.row(i));
     gated_.quantize(i, 1);
   });
   grow(y_, rows_ * spec_.hidden);

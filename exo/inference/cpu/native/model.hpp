@@ -148,6 +148,8 @@ class Model {
   void embed(const int32_t* tokens);
   void norm_row(const float* x, const std::vector<float>& norm, const std::vector<float>& bias,
                 float* out) const;
+  // In place, `x` of as many numbers as the norm, if it has any.
+  void norm_inner(const std::vector<float>& norm, float* x) const;
   // The rows of `x`, normed (an empty norm leaves them) and quantized for `groups`, into normed_.
   void norm_rows(const float* x, const std::vector<float>& norm, const std::vector<float>& bias,
                  const std::vector<int>& groups);

@@ -34,6 +34,8 @@ class Sizes {
       of_heads("the keys' norm", layer.k_norm, kv_heads, dim);
       of_heads("the values' norm", layer.v_norm, kv_heads, dim);
     }
+    if (layer.o) maybe("the norm of what was attended", layer.attention_inner_norm, layer.o->cols);
+    if (layer.down) maybe("the MLP's inner norm", layer.mlp_inner_norm, layer.down->cols);
     maybe("the sinks", layer.sinks, heads);
     check_mlp(layer);
     if (layer.token_input) maybe("the norm of token inputs", layer.token_input->norm, hidden);

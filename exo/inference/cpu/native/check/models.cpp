@@ -81,6 +81,8 @@ Model random_model(int kv_bits, int head_dim) {
     if (i == 0) {
       layer.gate = random_affine(96, 64, 6, 32), layer.up = random_affine(96, 64, 2, 32);
       layer.down = random_affine(64, 96, 5, 32);
+      layer.attention_inner_norm = random_floats(static_cast<size_t>(6 * head_dim));
+      layer.mlp_inner_norm = random_floats(96);
     } else {
       layer.router = random_dense(5, 64);
       for (int e = 0; e < 5; e++) {
