@@ -1,5 +1,6 @@
 // Whether all that a model is made of fits together. What computes relies on it: a file may say
 // anything. (Products of matrices look for themselves, see run_linear.)
+#include <algorithm>
 #include <stdexcept>
 
 #include "model.hpp"
@@ -227,8 +228,11 @@ void Model::check_sizes() const {
     sizes.maybe("a norm", *norm, spec_.hidden);
   }
   if (token_inputs && !layers.empty() && layers[0].token_input) {
-    sizes.exactly("the norm of token inputs", token_inputs->norm,
-                  layers[0].token_input->gate->rows);
+    const int64_t dim = layers[0].token_input->gate->rows;
+    const MatrixPtr& all = token_inputs->embedding;
+    const int64_t parts = std::max(all->cols / dim, static_cast<int64_t>(layers.size()));
+    sizes.exactly("the norm of token inputs", token_inputs->norm, dim);
+    sizes.matrix("what tokens bring to layers", all, all->rows, parts * dim);
   }
   if (last_streams) sizes.check(*last_streams);
 }
