@@ -64,8 +64,10 @@ class TaskOwner:
                 return await work()
             except Exception:
                 logger.exception("task %s:%s died and begins again", self._name, name)
-            pause_s = AGAIN_S if loop.time() - began > SELDOM_S else min(2 * pause_s, SELDOM_S)
+            if loop.time() - began > SELDOM_S:
+                pause_s = AGAIN_S
             await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, SELDOM_S)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
